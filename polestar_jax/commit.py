@@ -1,0 +1,273 @@
+"""Commit rules: which of the scored, undecided positions of the span are written in this pass.
+
+A rule is a frozen dataclass; a rule without state can be written as a plain function::
+
+    @commit_rule
+    def low_entropy(scores, state, *, tau=0.3):
+        return -scores.neg_entropy < tau
+
+    decoder = decoders.parallel(gen_length=256).replace(commit=low_entropy(tau=0.2))
+
+Ranks are by descending score, ties to the lowest position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polestar_jax.decode.policy import CommitRule, Statistic
+from polestar_jax.decode.sampling import ORDER_NOISE
+from polestar_jax.decode.state import CONFIDENCE, FALLBACK, DecodeState, Scores
+
+
+def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
+    """Rank of each position among the eligible ones, i32 [b, G], 0 for the best; ineligible ones come after all others."""
+    # Two stable sorts: by score, then eligible first. A score of -inf (commit last) still beats an ineligible position.
+    order = jnp.lexsort((-score, ~eligible))
+    return jnp.argsort(order, axis=-1).astype(jnp.int32)
+
+
+class Rule:
+    """Defaults of a rule: no statistics beyond the confidence, no state, always progress."""
+
+    needs: frozenset[Statistic] = frozenset()
+    may_stall: bool = False
+
+    def init(self, batch: int, gen_length: int) -> Any:
+        return ()
+
+    def max_passes(self, gen_length: int) -> int:
+        return gen_length  # every pass commits at least one token
+
+    def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
+        accept = self.accept(scores, state)
+        return accept, jnp.full(accept.shape, CONFIDENCE, jnp.int8), state.commit
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        """For rules without state or reasons of their own: accept bool [b, G]."""
+        raise TypeError(f"{type(self).__name__} must define accept or select")
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold(Rule):
+    """Every position whose confidence is at least ``threshold`` (Fast-dLLM, arXiv 2505.22618)."""
+
+    threshold: float
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        return scores.eligible & (scores.confidence >= self.threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor(Rule):
+    """The longest run of best confidences c1 >= c2 >= ... with (n + 1)(1 - cn) <= factor (Fast-dLLM)."""
+
+    factor: float
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        place = rank(scores.confidence, scores.eligible)
+        passes = (place + 2) * (1 - scores.confidence) <= self.factor
+        # Positions up to the first that fails: its rank is the smallest failing one.
+        first_failing = jnp.min(jnp.where(scores.eligible & ~passes, place, scores.eligible.shape[-1]), axis=-1)
+        return scores.eligible & (place < first_failing[:, None])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allowance(Rule):
+    """The threshold rule with at most (masks at entry) / ``steps`` commits a pass plus what earlier passes left unused;
+    past ``steps`` passes only unused allowance is left (Dream's form of the threshold in Fast-dLLM)."""
+
+    threshold: float
+    steps: int
+
+    def init(self, batch: int, gen_length: int) -> Any:
+        return jnp.zeros(batch, jnp.int32)
+
+    def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
+        left_over = jnp.where(state.span_passes == 0, 0, state.commit)
+        fresh = jnp.where(state.span_passes < self.steps, jnp.maximum(1, state.span_masks // self.steps), 0)
+        allowed = jnp.maximum(fresh + left_over, 1)
+        place = rank(scores.confidence, scores.eligible)
+        sure = scores.confidence >= self.threshold
+        accept = scores.eligible & (place < allowed[:, None]) & (sure | (place == 0))
+        reason = jnp.where(sure, CONFIDENCE, FALLBACK).astype(jnp.int8)
+        return accept, reason, allowed - jnp.sum(accept, axis=-1)
+
+
+ORDERS: dict[str, Statistic | None] = {
+    "low_confidence": None,
+    "maskgit_plus": None,
+    "topk_margin": "margin",
+    "entropy": "neg_entropy",
+    "random": None,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quota(Rule):
+    """A fixed number of commits a pass, the best by ``order`` (LLaDA's and Dream's own samplers).
+
+    Attributes:
+      steps: passes a span takes.
+      order: what positions are ranked by: the confidence (LLaDA's low_confidence, Dream's maskgit_plus: the same), the margin
+        between the two best tokens, the negative entropy, or nothing (random).
+      quota: "uniform": masks at entry / steps, the remainder one each to the first passes. "dream_floor": the floor of
+        (masks left)(1 - t[i+1] / t[i]) over times from 1 to ``eps``, all that is left at the last pass; its first pass
+        may commit nothing.
+      eps: last time of "dream_floor".
+      order_temperature: above 0, positions are drawn without replacement from softmax(score / order_temperature).
+    """
+
+    steps: int
+    order: str = "low_confidence"
+    quota: str = "uniform"
+    eps: float = 1e-3
+    order_temperature: float = 0.0
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        statistic = ORDERS[self.order]
+        return frozenset((statistic,) if statistic else ())
+
+    @property
+    def may_stall(self) -> bool:
+        return self.quota == "dream_floor"
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        if self.order == "random":
+            score = _noise(jax.random.uniform, scores, state)
+        else:
+            score = getattr(scores, ORDERS[self.order] or "confidence")
+            if self.order_temperature:
+                score = score / self.order_temperature + _noise(jax.random.gumbel, scores, state)
+        return scores.eligible & (rank(score, scores.eligible) < self.count(scores, state)[:, None])
+
+    def count(self, scores: Scores, state: DecodeState) -> jax.Array:
+        """Commits of this pass, i32 [b]."""
+        if self.quota == "uniform":
+            extra = state.span_passes < state.span_masks % self.steps
+            return state.span_masks // self.steps + extra
+        left = jnp.sum(scores.eligible, axis=-1)
+        share = 1 - jnp.asarray(times(self.steps, self.eps))[jnp.minimum(state.span_passes, self.steps - 1)]
+        return jnp.where(state.span_passes < self.steps - 1, jnp.floor(left * share).astype(jnp.int32), left)
+
+    def max_passes(self, gen_length: int) -> int:
+        return max(gen_length, self.steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin(Rule):
+    """Each position on its own with probability 1 - t[i+1] / t[i]; all that is left at the last pass (Dream's ``origin``)."""
+
+    steps: int
+    eps: float = 1e-3
+    may_stall = True
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        keep = jnp.asarray(times(self.steps, self.eps))[jnp.minimum(state.span_passes, self.steps - 1)]
+        keep = jnp.where(state.span_passes < self.steps - 1, keep, 0.0)
+        return scores.eligible & (self.uniform(scores, state) < 1 - keep[:, None])
+
+    def uniform(self, scores: Scores, state: DecodeState) -> jax.Array:
+        """The draw of each position, f32 [b, G] in [0, 1)."""
+        return _noise(jax.random.uniform, scores, state)
+
+    def max_passes(self, gen_length: int) -> int:
+        return max(gen_length, self.steps)
+
+
+def times(steps: int, eps: float) -> np.ndarray:
+    """Ratios t[i+1] / t[i] of ``steps`` + 1 evenly spaced times from 1 to ``eps``, f32 [steps]."""
+    t = np.linspace(1, eps, steps + 1, dtype=np.float32)
+    return t[1:] / t[:-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtLeastOne(Rule):
+    """``rule``, and where it accepts nothing the position with the highest confidence (reason "fallback")."""
+
+    rule: CommitRule
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        return self.rule.needs
+
+    def init(self, batch: int, gen_length: int) -> Any:
+        return self.rule.init(batch, gen_length)
+
+    def max_passes(self, gen_length: int) -> int:
+        return self.rule.max_passes(gen_length)
+
+    def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
+        accept, reason, own = self.rule.select(scores, state)
+        accept = accept & scores.eligible
+        none = ~jnp.any(accept, axis=-1, keepdims=True)
+        best = none & scores.eligible & (rank(scores.confidence, scores.eligible) == 0)
+        return accept | best, jnp.where(best, FALLBACK, reason).astype(jnp.int8), own
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(Rule):
+    """Stateless rules joined by "any" or "all" of their acceptances."""
+
+    rules: tuple[Rule, ...]
+    how: str
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        return frozenset().union(*(rule.needs for rule in self.rules))
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        votes = jnp.stack([rule.accept(scores, state) for rule in self.rules])
+        return scores.eligible & (jnp.any(votes, 0) if self.how == "any" else jnp.all(votes, 0))
+
+
+def threshold(value: float) -> Threshold:
+    """Commit every position with confidence >= ``value``."""
+    return Threshold(value)
+
+
+def factor(value: float) -> Factor:
+    """Commit by Fast-dLLM's factor rule; larger is more parallel."""
+    return Factor(value)
+
+
+def at_least_one(rule: CommitRule) -> AtLeastOne:
+    """Add the progress guarantee to a rule; once is enough."""
+    return rule if isinstance(rule, AtLeastOne) else AtLeastOne(rule)
+
+
+def any_of(*rules: Rule) -> Combined:
+    """Positions that any of the stateless rules accepts."""
+    return Combined(rules, "any")
+
+
+def all_of(*rules: Rule) -> Combined:
+    """Positions that all of the stateless rules accept."""
+    return Combined(rules, "all")
+
+
+def commit_rule(function: Callable[..., jax.Array]) -> Callable[..., Rule]:
+    """Make a rule from ``function(scores, state, *, settings...) -> accept bool [b, G]``; all statistics are computed for it."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    fields = [(p.name, Any) if p.default is p.empty else (p.name, Any, p.default) for p in parameters]
+
+    def accept(self: Rule, scores: Scores, state: DecodeState) -> jax.Array:
+        return function(scores, state, **{p.name: getattr(self, p.name) for p in parameters})
+
+    namespace = {"accept": accept, "needs": frozenset(("margin", "neg_entropy")), "__doc__": function.__doc__}
+    return dataclasses.make_dataclass(
+        function.__name__, fields, bases=(Rule,), namespace=namespace, frozen=True, kw_only=True
+    )
+
+
+def _noise(draw: Callable, scores: Scores, state: DecodeState) -> jax.Array:
+    """f32 [b, G] of noise by ``draw``, the same for a sequence alone and in a batch."""
+    return jax.vmap(lambda key: draw(key, scores.eligible.shape[1:], jnp.float32))(state.pass_key(ORDER_NOISE))

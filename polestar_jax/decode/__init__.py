@@ -1,0 +1,1 @@
+"""The jitted decode loop and the policies it is steered by."""

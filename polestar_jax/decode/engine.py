@@ -1,0 +1,273 @@
+"""One decode step, and the two loops over it.
+
+``decode`` runs a ``lax.while_loop`` on the device; ``stream`` calls the same jitted step from Python and yields after each
+pass. Neither traverses the module in the loop: it is split once, and the weights enter as a plain pytree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from polestar_jax.commit import at_least_one
+from polestar_jax.decode.policy import Decoder
+from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
+from polestar_jax.decode.state import DecodeState, Scores
+from polestar_jax.errors import InputError
+from polestar_jax.models.denoiser import Denoiser
+from polestar_jax.spec import ModelSpec
+
+
+def bucket(length: int) -> int:
+    """Prompt columns for a prompt of ``length`` tokens: multiples of 32 up to 256, of 128 above; one compile each."""
+    multiple = 32 if length <= 256 else 128
+    return max(1, -(-length // multiple)) * multiple
+
+
+def init_state(
+    model: Denoiser,
+    decoder: Decoder,
+    prompts: Sequence[int] | Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+    sequence_ids: Sequence[int] | None = None,
+    columns: int | None = None,
+) -> DecodeState:
+    """The state before the first pass.
+
+    Args:
+      model: gives the ids and the length limit.
+      decoder: gives the generation length and the policies.
+      prompts: token ids of one prompt, or of several of any lengths.
+      seed: of the sampling noise.
+      sequence_ids: what to fold into each sequence's key (default 0, 1, ...): a prompt with the same id samples the same
+        tokens in whatever batch it is.
+      columns: prompt columns; default the bucket of the longest prompt.
+
+    Raises:
+      InputError: an empty prompt, an id outside the vocabulary, a mask token in a prompt, or prompt and generation longer
+        than the model was made for.
+    """
+    spec = model.spec
+    batch = [prompts] if len(prompts) and isinstance(prompts[0], (int, np.integer)) else list(prompts)
+    for prompt in batch or [[]]:
+        check_prompt(prompt, spec, decoder.gen_length)
+    columns = columns or bucket(max(map(len, batch)))
+    tokens = np.full((len(batch), columns + decoder.gen_length), spec.mask_id, np.int32)
+    tokens[:, :columns] = spec.eos_id
+    for row, prompt in zip(tokens, batch, strict=True):
+        row[columns - len(prompt) : columns] = prompt
+    ids = jnp.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, jnp.uint32)
+    zero = lambda: jnp.zeros(len(batch), jnp.int32)  # noqa: E731 -- each leaf its own buffer: the state is donated
+    span = decoder.schedule.next(jnp.ones((len(batch), decoder.gen_length), bool))
+    state = DecodeState(
+        tokens=jnp.asarray(tokens),
+        pad=jnp.asarray([columns - len(prompt) for prompt in batch], jnp.int32),
+        key=jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(ids),
+        passes=jnp.int32(0),
+        nfe=zero(),
+        full_forwards=zero(),
+        partial_forwards=zero(),
+        refreshes=zero(),
+        span_start=span.start,
+        span_end=span.end,
+        span_index=span.index,
+        span_passes=zero(),
+        span_masks=span.end - span.start,
+        committed=zero(),
+        reason=jnp.full((len(batch), decoder.gen_length), -1, jnp.int8),
+        committed_at=jnp.full((len(batch), decoder.gen_length), -1, jnp.int32),
+        done=jnp.zeros(len(batch), bool),
+        commit=_rule(decoder).init(len(batch), decoder.gen_length),
+        trace=decoder.trace.init(decoder.max_passes, len(batch), decoder.gen_length) if decoder.trace else None,
+    )
+    return state.replace(cache=decoder.cache.init(spec, _guided(state, decoder, spec), model.dtype))
+
+
+def check_prompt(prompt: Sequence[int], spec: ModelSpec, gen_length: int) -> None:
+    """Refuse what a gather on the device would silently clamp or a model was not made for."""
+    if not len(prompt):
+        raise InputError("prompt is empty; at least one token is needed")
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise InputError(f"prompt ids must be whole numbers in 0..{spec.vocab_size - 1}, got {prompt!r}")
+    wrong = ids[(ids < 0) | (ids >= spec.vocab_size)]
+    if wrong.size:
+        raise InputError(f"prompt id {wrong[0]} is outside the vocabulary 0..{spec.vocab_size - 1}")
+    if (ids == spec.mask_id).any():
+        raise InputError(f"prompt contains the mask token {spec.mask_id}; prompts must be decided")
+    if len(ids) + gen_length > spec.max_length:
+        raise InputError(
+            f"prompt of {len(ids)} tokens and gen_length {gen_length} make {len(ids) + gen_length}, "
+            f"more than the model's max_length {spec.max_length}"
+        )
+
+
+def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
+    """One forward pass and its commits, for every unfinished sequence; a finished one is left as it is."""
+    spec, active = model.spec, ~state.done
+    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec))
+    logits = model.logits(result.rows)
+    if decoder.guidance:
+        conditional, unconditional = jnp.split(logits, 2)
+        logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
+    b = state.done.shape[0]
+    rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
+    rule = _rule(decoder)
+    scores = _by_position(rows, result.targets[:b], state, rule.needs, spec.mask_id)
+    accept, reason, commit = rule.select(scores, state)
+    accept = accept & scores.eligible
+
+    generated = jnp.where(accept, scores.token, state.generated)
+    undecided = generated == spec.mask_id
+    span_left = jnp.sum(undecided & state.in_span, axis=-1)
+    complete = active & (span_left == 0)
+    done = state.done | ~jnp.any(undecided, axis=-1)
+    if decoder.stop_at_eos:
+        reached = jnp.arange(state.gen_length)[None] < state.span_end[:, None]
+        ended = complete & jnp.any(jnp.isin(generated, jnp.array(spec.stop_ids)) & reached, axis=-1)
+        generated = jnp.where(ended[:, None] & undecided, spec.eos_id, generated)
+        done = done | ended
+    span = decoder.schedule.next(undecided)
+    move = complete & ~done
+    moved = lambda new, old: jnp.where(move, new, old)  # noqa: E731
+    inside = (jnp.arange(state.gen_length)[None] >= span.start[:, None]) & (
+        jnp.arange(state.gen_length)[None] < span.end[:, None]
+    )
+    kind, full = result.kind[:b], result.full[:b]
+    trace = state.trace
+    if decoder.trace:
+        values = {
+            "tokens": generated,
+            "confidence": jnp.where(scores.eligible, scores.confidence, jnp.nan),
+            "committed": accept,
+            "block": state.span_index,
+            "kind": kind,
+        } | result.record
+        trace = decoder.trace.record(trace, state.nfe, active, values)
+    count = active.astype(jnp.int32)
+    return state.replace(
+        tokens=lax.dynamic_update_slice(state.tokens, generated, (0, state.prompt_columns)),
+        passes=state.passes + 1,
+        nfe=state.nfe + count,
+        full_forwards=state.full_forwards + (active & full),
+        partial_forwards=state.partial_forwards + (active & ~full),
+        span_start=moved(span.start, state.span_start),
+        span_end=moved(span.end, state.span_end),
+        span_index=moved(span.index, state.span_index),
+        span_passes=moved(0, state.span_passes + count),
+        span_masks=moved(jnp.sum(undecided & inside, axis=-1), state.span_masks),
+        committed=jnp.sum(accept & state.in_span, axis=-1),
+        reason=jnp.where(accept, reason, state.reason),
+        committed_at=jnp.where(accept, state.nfe[:, None], state.committed_at),
+        done=done,
+        cache=result.cache,
+        commit=commit,
+        trace=trace,
+    )
+
+
+def decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
+    """Run to the end on the device; ``state`` is donated. Jitted, and may be called inside another jit."""
+    graph, weights = split(model)
+    return _decode(graph, weights, decoder, state)
+
+
+def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[DecodeState]:
+    """Run pass by pass from Python, yielding the state after each.
+
+    The cache is donated from pass to pass, so the yielded states carry ``cache=None``; everything else stays valid.
+    """
+    graph, weights = split(model)
+    cache, state = state.cache, state.replace(cache=None)
+    while not bool(np.all(state.done)) and int(state.passes) < decoder.max_passes:
+        state, cache = _step(graph, weights, decoder, state, cache)
+        yield state
+
+
+def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Any, float]:
+    """The compiled loop for states of this shape, as a function of (weights, state), and the seconds it took (0 if known)."""
+    graph, weights = split(model)
+    signature = (graph, decoder, jax.tree.structure(state), *((x.shape, x.dtype) for x in jax.tree.leaves((weights, state))))
+    if signature in _compiled:
+        return _compiled[signature], 0.0
+    started = time.perf_counter()
+    _compiled[signature] = _decode.lower(graph, weights, decoder, state).compile()
+    return _compiled[signature], time.perf_counter() - started
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def split(model: Denoiser) -> tuple[nnx.GraphDef, Any]:
+    """(static structure, weights as a pytree); once a decode, never in the loop."""
+    return nnx.split(model)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=(3,))
+def _decode(graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeState) -> DecodeState:
+    model = nnx.merge(graph, weights)
+    with precision(model.dtype):
+        return lax.while_loop(
+            lambda s: jnp.any(~s.done) & (s.passes < decoder.max_passes),
+            lambda s: step(model, decoder, s),
+            state,
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=(4,))
+def _step(
+    graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeState, cache: Any
+) -> tuple[DecodeState, Any]:
+    model = nnx.merge(graph, weights)
+    with precision(model.dtype):
+        state = step(model, decoder, state.replace(cache=cache))
+    return state.replace(cache=None), state.cache
+
+
+def precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
+    """Strict float32: NVIDIA GPUs would otherwise multiply float32 matrices in TF32, off by about 1e-2."""
+    return jax.default_matmul_precision("highest") if dtype == jnp.float32 else contextlib.nullcontext()
+
+
+def _rule(decoder: Decoder):
+    """The commit rule with the progress guarantee around it."""
+    return decoder.commit if decoder.commit.may_stall else at_least_one(decoder.commit)
+
+
+def _guided(state: DecodeState, decoder: Decoder, spec: ModelSpec) -> DecodeState:
+    """What the forward pass sees: with guidance, every sequence twice, the second time with its prompt masked."""
+    if not decoder.guidance:
+        return state
+    column = jnp.arange(state.tokens.shape[1])[None]
+    prompt = (column >= state.pad[:, None]) & (column < state.prompt_columns)
+    masked = jnp.where(prompt, spec.mask_id, state.tokens)
+    cache, trace = state.cache, state.trace
+    twice = jax.tree.map(
+        lambda x: jnp.concatenate([x, x]) if x.ndim else x, state.replace(cache=(), trace=None, commit=())
+    )
+    return twice.replace(tokens=jnp.concatenate([state.tokens, masked]), cache=cache, trace=trace)
+
+
+def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, needs: frozenset[str], mask_id: int) -> Scores:
+    """Scatter row scores [b, r] to generated positions [b, G]."""
+    b, g = state.reason.shape
+    batch = jnp.arange(b)[:, None]
+    put = lambda value, fill: jnp.full((b, g), fill, value.dtype).at[batch, targets].set(value, mode="drop")  # noqa: E731
+    seen = put(jnp.ones_like(targets, bool), False)
+    return Scores(
+        token=put(rows.token, 0),
+        confidence=put(rows.confidence, -jnp.inf),
+        margin=put(rows.margin, -jnp.inf) if "margin" in needs else None,
+        neg_entropy=put(rows.neg_entropy, -jnp.inf) if "neg_entropy" in needs else None,
+        eligible=seen & (state.generated == mask_id) & state.in_span & ~state.done[:, None],
+    )

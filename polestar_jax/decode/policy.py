@@ -1,0 +1,122 @@
+"""The contract between the engine and the policies that steer it.
+
+A policy is a frozen dataclass of hashable settings with pure methods, so a whole :class:`Decoder` is one static argument of
+the jitted loop. Three parts decide what happens next:
+
+* the *schedule* says which positions may be committed (a span);
+* the *cache* runs the forward pass and says which rows were computed and what is kept of them;
+* the *commit* rule picks, among the scored undecided positions of the span, those to write.
+
+The engine guarantees what policies need not: only eligible positions are written, an unfinished sequence gains at least one
+token a pass (unless the rule says ``may_stall``), prompts never change, finished sequences stay as they are, passes are
+bounded and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.decode.sampling import Sampling
+from polestar_jax.decode.state import DecodeState, Pass, Scores
+from polestar_jax.decode.trace import Trace
+from polestar_jax.models.denoiser import Denoiser
+from polestar_jax.spec import ModelSpec
+
+Statistic = Literal["margin", "neg_entropy"]
+
+
+class Span(NamedTuple):
+    """Generated positions [start, end) of block ``index``, each i32 [b]."""
+
+    start: jax.Array
+    end: jax.Array
+    index: jax.Array
+
+
+class Schedule(Protocol):
+    """Which generated positions may be committed now."""
+
+    capacity: int  # the longest span: the number of rows scored a pass
+
+    def next(self, undecided: jax.Array) -> Span:
+        """The span to work on, from the undecided positions bool [b, G]; called when the last one is complete."""
+
+
+class CachePolicy(Protocol):
+    """Runs a forward pass over some rows and keeps what later passes reuse."""
+
+    def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> Any:
+        """The policy's pytree before the first pass (documented shapes); ``state`` gives b, p and G."""
+
+    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState) -> Pass:
+        """One pass; ``state.cache`` is this policy's pytree."""
+
+
+class CommitRule(Protocol):
+    """Picks the positions to commit."""
+
+    needs: frozenset[Statistic]  # statistics beyond the confidence
+    may_stall: bool  # whether a pass may commit nothing
+
+    def init(self, batch: int, gen_length: int) -> Any:
+        """The rule's pytree before the first pass."""
+
+    def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
+        """(accept bool [b, G], reason i8 [b, G], the rule's new pytree); ``state.commit`` is the old one."""
+
+    def max_passes(self, gen_length: int) -> int:
+        """A hard bound on the passes over ``gen_length`` positions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A complete decoding method: hashable, immutable, compared by value.
+
+    Attributes:
+      name: the method's name as ``polestar methods`` lists it.
+      gen_length: generated positions G.
+      schedule, cache, commit: the three policies.
+      sampling: how logits become proposed tokens and confidences.
+      guidance: classifier-free guidance scale s >= 0; logits are u + (s + 1)(c - u), u from a masked prompt. 0: off.
+      stop_at_eos: stop at the first complete span that contains an end-of-text token and fill the rest with it.
+      trace: what to record, or None.
+    """
+
+    name: str
+    gen_length: int
+    schedule: Schedule
+    cache: CachePolicy
+    commit: CommitRule
+    sampling: Sampling = Sampling()
+    guidance: float = 0.0
+    stop_at_eos: bool = False
+    trace: Trace | None = None
+
+    def replace(self, **changes: Any) -> Decoder:
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def max_passes(self) -> int:
+        return self.commit.max_passes(self.gen_length)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting in force, flat: the decoder's own, then its policies'."""
+        own = {"gen_length": self.gen_length, "guidance": self.guidance, "stop_at_eos": self.stop_at_eos}
+        for part in (self.schedule, self.cache, self.commit, self.sampling):
+            own.update(settings_of(part))
+        return own
+
+
+def settings_of(policy: Any) -> dict[str, Any]:
+    """A policy's settings; a policy that wraps others contributes theirs."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(policy):
+        value = getattr(policy, field.name)
+        parts = value if isinstance(value, tuple) and all(map(dataclasses.is_dataclass, value)) else (value,)
+        for part in parts:
+            values.update(settings_of(part) if dataclasses.is_dataclass(part) else {field.name: part})
+    return values

@@ -1,0 +1,99 @@
+"""From logits to proposed tokens and the statistics commit rules rank by.
+
+Probabilities are float32. At temperature 0 the token is the arg max and no random number is drawn. Above it the token is a
+Gumbel-max sample; float32 needs the additive form ``argmax(logits / T + gumbel)`` and fine-grained noise, since the
+multiplicative form overflows and a coarse uniform never draws rare tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.vocab_scores import vocab_scores
+from polestar_jax.spec import ModelSpec
+
+TOKEN_NOISE, ORDER_NOISE = range(2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How proposed tokens are drawn.
+
+    Attributes:
+      temperature: 0 for the arg max.
+      top_p, top_k: Dream's filters on the tempered distribution, or None.
+      filtered_confidence: whether confidence, margin and entropy are those of the tempered, filtered distribution (Dream)
+        or of the plain softmax (LLaDA). The same at temperature 0 without filters.
+      exclude_mask: whether the mask token is barred (paper equation 1).
+      eos: "allow"; "last": a proposed end-of-text or end-of-turn token has the lowest confidence, so it is committed when
+        nothing else is left; "never": these tokens are barred.
+    """
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    filtered_confidence: bool = False
+    exclude_mask: bool = True
+    eos: str = "allow"
+
+
+class RowScores(NamedTuple):
+    """Scores of rows, each [b, r]; see :class:`polestar_jax.decode.state.Scores`."""
+
+    token: jax.Array
+    confidence: jax.Array
+    margin: jax.Array
+    neg_entropy: jax.Array
+
+
+def score_rows(logits: jax.Array, sampling: Sampling, spec: ModelSpec, key: jax.Array) -> RowScores:
+    """Proposed tokens and their statistics.
+
+    Args:
+      logits: f32 [b, r, v]; never changed in place or reused noised.
+      sampling: the settings.
+      spec: names the barred ids.
+      key: PRNG keys [b]; unused at temperature 0.
+    """
+    barred = ((spec.mask_id,) if sampling.exclude_mask else ()) + (spec.stop_ids if sampling.eos == "never" else ())
+    if sampling.temperature == 0:
+        best = vocab_scores(logits, barred=barred)
+        scores = RowScores(best.token, best.confidence, best.margin, best.neg_entropy)
+    else:
+        scores = _sampled(logits, barred, sampling, key)
+    if sampling.eos == "last":
+        ends = jnp.isin(scores.token, jnp.array(spec.stop_ids))
+        lowest = lambda x: jnp.where(ends, -jnp.inf, x)  # noqa: E731
+        scores = RowScores(scores.token, lowest(scores.confidence), lowest(scores.margin), lowest(scores.neg_entropy))
+    return scores
+
+
+def _sampled(logits: jax.Array, barred: tuple[int, ...], sampling: Sampling, key: jax.Array) -> RowScores:
+    logits = logits.at[..., list(barred)].set(-jnp.inf) if barred else logits
+    tempered = _filtered(logits / sampling.temperature, sampling)
+    # One draw a sequence, so that a sequence samples the same alone and in a batch.
+    noise = jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:], jnp.float32, mode="high"))(key)
+    token = jnp.argmax(tempered + noise, axis=-1).astype(jnp.int32)
+    shown = tempered if sampling.filtered_confidence else logits
+    stats = vocab_scores(shown)
+    chosen = jnp.take_along_axis(shown, token[..., None], axis=-1)[..., 0]
+    return RowScores(token, jnp.exp(chosen - stats.lse), stats.margin, stats.neg_entropy)
+
+
+def _filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Top-k, then nucleus filtering of logits [..., v]: everything else becomes -inf; the best token always stays."""
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered = -jnp.sort(-logits, axis=-1)
+        above = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1)
+        # A token stays while the mass strictly before it is at most top_p.
+        before = jnp.concatenate([jnp.zeros_like(above[..., :1]), above[..., :-1]], axis=-1)
+        last = jnp.sum(before <= sampling.top_p, axis=-1, keepdims=True) - 1
+        logits = jnp.where(logits < jnp.take_along_axis(ordered, last, axis=-1), -jnp.inf, logits)
+    if sampling.top_k is not None:
+        kth = jax.lax.top_k(logits, min(sampling.top_k, logits.shape[-1]))[0][..., -1:]
+        logits = jnp.where(logits < kth, -jnp.inf, logits)
+    return logits

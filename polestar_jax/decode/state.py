@@ -1,0 +1,135 @@
+"""What changes while decoding: one pytree, and the values policies hand to the engine.
+
+A canvas is ``[padding | prompt | generation]``: prompts are left-padded to a bucket of p columns, so that the G generated
+positions start at one column for every sequence. Generated positions are counted from 0 ("generation coordinates").
+
+Shape letters: b sequences, p prompt columns, G generated positions, n = p + G, r rows, d width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Why a position was committed; also the codes in traces.
+CONFIDENCE, FALLBACK, DRIFT, SUFFIX = range(4)
+REASONS = ("confidence", "fallback", "drift", "suffix")
+# What a pass computed; also the codes in traces.
+FULL_ENTRY, LOCAL_ENTRY, STEP, REFRESH_STEP = range(4)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """All that a decode loop carries.
+
+    Attributes:
+      tokens: i32 [b, n], the mask id where undecided.
+      pad: i32 [b], columns before each prompt; the position of column c is c - pad.
+      key: PRNG key [b], one a sequence, so that neighbours in a batch draw the same numbers as alone.
+      passes: i32 [], passes of the loop so far.
+      nfe, full_forwards, partial_forwards, refreshes: i32 [b], forward passes spent on each sequence.
+      span_start, span_end: i32 [b], generated positions [start, end) that may be committed now.
+      span_index: i32 [b], which block that is.
+      span_passes: i32 [b], passes already spent on this span; 0 means the next one enters it.
+      span_masks: i32 [b], undecided positions of the span when it was entered.
+      committed: i32 [b], positions of the span committed by the last pass.
+      reason: i8 [b, G], why each position was committed (see REASONS), -1 while undecided.
+      committed_at: i32 [b, G], the pass (counted a sequence) that committed it, -1 while undecided.
+      done: bool [b], nothing left to decide.
+      cache, commit: the policies' own pytrees.
+      trace: the recorder's buffers, or None.
+    """
+
+    tokens: jax.Array
+    pad: jax.Array
+    key: jax.Array
+    passes: jax.Array
+    nfe: jax.Array
+    full_forwards: jax.Array
+    partial_forwards: jax.Array
+    refreshes: jax.Array
+    span_start: jax.Array
+    span_end: jax.Array
+    span_index: jax.Array
+    span_passes: jax.Array
+    span_masks: jax.Array
+    committed: jax.Array
+    reason: jax.Array
+    committed_at: jax.Array
+    done: jax.Array
+    cache: Any = ()
+    commit: Any = ()
+    trace: Any = None
+
+    @property
+    def gen_length(self) -> int:
+        return self.reason.shape[1]
+
+    @property
+    def prompt_columns(self) -> int:
+        return self.tokens.shape[1] - self.gen_length
+
+    @property
+    def generated(self) -> jax.Array:
+        """Generated tokens, i32 [b, G]."""
+        return self.tokens[:, self.prompt_columns :]
+
+    @property
+    def positions(self) -> jax.Array:
+        """Position of every column, i32 [b, n]; negative in the padding."""
+        return jnp.arange(self.tokens.shape[1])[None] - self.pad[:, None]
+
+    @property
+    def in_span(self) -> jax.Array:
+        """Generated positions of the current span, bool [b, G]."""
+        index = jnp.arange(self.gen_length)[None]
+        return (index >= self.span_start[:, None]) & (index < self.span_end[:, None])
+
+    def pass_key(self, purpose: int) -> jax.Array:
+        """Keys [b] for this pass and purpose: they depend on the sequence and its own passes, not on its neighbours."""
+        return jax.vmap(lambda key, nfe: jax.random.fold_in(jax.random.fold_in(key, nfe), purpose))(self.key, self.nfe)
+
+    def replace(self, **changes: Any) -> DecodeState:
+        return dataclasses.replace(self, **changes)
+
+
+class Pass(NamedTuple):
+    """What a cache policy's forward pass gives the engine.
+
+    Attributes:
+      rows: [b, r, d] last-layer hidden states of the rows to score, before the final norm.
+      targets: i32 [b, r] the generated position each row scores; G where none.
+      kind: i32 [b], what was computed (FULL_ENTRY ... REFRESH_STEP).
+      full: bool [b], whether every canvas row was computed.
+      cache: the policy's new pytree.
+      record: arrays for the trace by field name.
+    """
+
+    rows: jax.Array
+    targets: jax.Array
+    kind: jax.Array
+    full: jax.Array
+    cache: Any
+    record: dict[str, jax.Array] = {}  # noqa: RUF012 -- never mutated
+
+
+class Scores(NamedTuple):
+    """The model's view of the generated positions after a pass; fields a policy did not ask for are None.
+
+    Attributes:
+      token: i32 [b, G] proposed token.
+      confidence: f32 [b, G] its probability; -inf where committing must come last.
+      margin: f32 [b, G] probability of the best minus that of the second-best token.
+      neg_entropy: f32 [b, G] sum p log p.
+      eligible: bool [b, G] undecided, scored, inside the span of an unfinished sequence.
+    """
+
+    token: jax.Array
+    confidence: jax.Array
+    margin: jax.Array | None
+    neg_entropy: jax.Array | None
+    eligible: jax.Array

@@ -1,0 +1,152 @@
+"""The decoding methods by name: each builds a :class:`Decoder` from checked settings.
+
+``decoders.vanilla(gen_length=256, block_length=32, order="entropy")`` and ``polestar generate --method vanilla --set
+order=entropy`` are the same thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from polestar_jax import commit
+from polestar_jax.cache import NoCache
+from polestar_jax.decode.policy import Decoder
+from polestar_jax.decode.sampling import Sampling
+from polestar_jax.errors import InputError
+from polestar_jax.schedule import Blocks
+from polestar_jax.settings import Setting, checked
+
+COMMON = {
+    "gen_length": Setting(type=int, default=256, low=1, help="generated positions"),
+    "block_length": Setting(
+        type=int, default=None, low=1, help="positions of a block, a divisor of gen_length; none: 32, or gen_length below 32"
+    ),
+    "temperature": Setting(type=float, default=0.0, low=0, help="0: arg max; above: Gumbel-max samples"),
+    "exclude_mask": Setting(type=bool, default=True, help="bar the mask token (off only for parity with samplers that do not)"),
+    "eos": Setting(
+        type=str, default="allow", choices=("allow", "last", "never"),
+        help="end-of-text and end-of-turn tokens: free, committed after all others, or barred",
+    ),
+    "stop_at_eos": Setting(type=bool, default=False, help="stop at the first complete block with an end of text"),
+    "guidance": Setting(type=float, default=0.0, low=0, help="classifier-free guidance scale; doubles the rows of a pass"),
+}  # fmt: skip
+FILTERS = {
+    "top_p": Setting(type=float, default=None, above=0, high=1, help="nucleus filter of the tempered distribution"),
+    "top_k": Setting(type=int, default=None, low=1, help="top-k filter of the tempered distribution"),
+    "filtered_confidence": Setting(
+        type=bool, default=False, help="rank by the tempered, filtered distribution (Dream's sampler) instead of the plain softmax"
+    ),
+}
+VANILLA = COMMON | FILTERS | {
+    "steps": Setting(type=int, default=None, low=1, help="forward passes in all, a multiple of the number of blocks; none: gen_length"),
+    "order": Setting(
+        type=str, default="low_confidence", choices=(*commit.ORDERS, "origin"),
+        help="what positions are ranked by; low_confidence (LLaDA) and maskgit_plus (Dream) rank alike",
+    ),
+    "quota": Setting(
+        type=str, default="uniform", choices=("uniform", "dream_floor"),
+        help="commits a pass: masks / steps with the remainder first, or Dream's floored share of what is left",
+    ),
+    "eps": Setting(type=float, default=1e-3, above=0, high=0.5, help="last time of dream_floor and origin"),
+    "order_temperature": Setting(type=float, default=0.0, low=0, help="above 0: positions are drawn, not ranked (Dream's alg_temp)"),
+}  # fmt: skip
+PARALLEL = COMMON | FILTERS | {
+    "threshold": Setting(type=float, default=0.9, help="commit every position with at least this confidence, else the best one"),
+    "steps": Setting(
+        type=int, default=None, low=1,
+        help="caps commits: a pass may commit masks / steps plus what earlier passes left unused; none: no cap. "
+        "Passes go on until all is decided, so under a threshold steps is no number of passes",
+    ),
+}  # fmt: skip
+
+
+def vanilla(**settings: Any) -> Decoder:
+    """A fixed number of commits a pass, no cache: the samplers of LLaDA (arXiv 2502.09992) and Dream (arXiv 2508.15487).
+
+    Settings: see ``METHODS["vanilla"].settings``. One token a pass by default, so NFE = gen_length.
+    """
+    values = checked(VANILLA, settings, "vanilla")
+    gen_length, block_length = _lengths(values)
+    blocks = gen_length // block_length
+    steps = gen_length if values["steps"] is None else values["steps"]
+    if steps % blocks or steps > gen_length:
+        raise InputError(
+            f"setting steps={steps} is not accepted: a multiple of the {blocks} blocks "
+            f"(gen_length {gen_length} / block_length {block_length}) up to gen_length"
+        )
+    if values["order"] == "origin":
+        rule: commit.Rule = commit.Origin(steps=steps // blocks, eps=values["eps"])
+    else:
+        rule = commit.Quota(
+            steps=steps // blocks, order=values["order"], quota=values["quota"], eps=values["eps"],
+            order_temperature=values["order_temperature"],
+        )  # fmt: skip
+    return _decoder("vanilla", values, block_length, rule)
+
+
+def parallel(**settings: Any) -> Decoder:
+    """Confidence-threshold decoding, no cache (the parallel decoding of Fast-dLLM, arXiv 2505.22618).
+
+    Settings: see ``METHODS["parallel"].settings``.
+    """
+    values = checked(PARALLEL, settings, "parallel")
+    _, block_length = _lengths(values)
+    if values["steps"] is None:
+        rule: commit.Rule = commit.threshold(values["threshold"])
+    else:
+        rule = commit.Allowance(threshold=values["threshold"], steps=values["steps"])
+    return _decoder("parallel", values, block_length, rule)
+
+
+def _lengths(values: dict[str, Any]) -> tuple[int, int]:
+    gen_length = values["gen_length"]
+    block_length = values["block_length"] or min(32, gen_length)
+    if gen_length % block_length:
+        near = max(1, gen_length // block_length) * block_length
+        raise InputError(
+            f"gen_length {gen_length} is not a multiple of block_length {block_length}; "
+            f"use gen_length {near} or {near + block_length}, or a block_length that divides {gen_length}"
+        )
+    return gen_length, block_length
+
+
+def _decoder(name: str, values: dict[str, Any], block_length: int, rule: commit.Rule) -> Decoder:
+    fields = {field.name for field in dataclasses.fields(Sampling)}
+    return Decoder(
+        name=name,
+        gen_length=values["gen_length"],
+        schedule=Blocks(block_length=block_length),
+        cache=NoCache(),
+        commit=rule,
+        sampling=Sampling(**{key: value for key, value in values.items() if key in fields}),
+        guidance=values["guidance"],
+        stop_at_eos=values["stop_at_eos"],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A named method: how to build it, its settings, and where it comes from."""
+
+    build: Callable[..., Decoder]
+    settings: dict[str, Setting]
+    summary: str
+    source: str
+
+
+METHODS = {
+    "vanilla": Method(
+        build=vanilla,
+        settings=VANILLA,
+        summary="a fixed number of commits a pass, every row recomputed",
+        source="LLaDA, arXiv 2502.09992; Dream, arXiv 2508.15487",
+    ),
+    "parallel": Method(
+        build=parallel,
+        settings=PARALLEL,
+        summary="every position above a confidence threshold, every row recomputed",
+        source="Fast-dLLM, arXiv 2505.22618",
+    ),
+}

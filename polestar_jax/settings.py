@@ -1,0 +1,90 @@
+"""Settings of the methods: their types, accepted values, defaults and meaning, in one place.
+
+The decoders, ``--set key=value``, the refusals and ``polestar methods`` all read these tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from polestar_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a method.
+
+    Attributes:
+      type: int, float, bool or str.
+      default: the value when not given; None where the meaning says what that stands for.
+      low, high: inclusive bounds of a number; ``above`` makes the lower one exclusive.
+      choices: accepted strings.
+      help: one line.
+    """
+
+    type: type
+    default: Any
+    help: str
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values in words."""
+        if self.choices:
+            words = " | ".join(self.choices)
+        elif self.type is bool:
+            words = "true | false"
+        else:
+            words = "a whole number" if self.type is int else "a number"
+            words += f" >= {self.low:g}" if self.low is not None else ""
+            words += f" > {self.above:g}" if self.above is not None else ""
+            words += f"{' and' if self.low is not None or self.above is not None else ''} <= {self.high:g}" if self.high is not None else ""
+        return words + (" | none" if self.default is None else "")
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value in the setting's type, or InputError."""
+        if value is None and self.default is None:
+            return None
+        refuse = InputError(f"setting {name}={value!r} is not accepted: {self.accepted}")
+        if self.type is bool or self.type is str:
+            if not isinstance(value, self.type) or (self.choices and value not in self.choices):
+                raise refuse
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            raise refuse
+        if self.type is int and int(value) != value:
+            raise refuse
+        below = (self.low is not None and value < self.low) or (self.above is not None and value <= self.above)
+        if below or (self.high is not None and value > self.high):
+            raise refuse
+        return self.type(value)
+
+    def parse(self, name: str, text: str) -> Any:
+        """The value of ``--set name=text``, or InputError."""
+        lowered = text.strip().lower()
+        if lowered in ("none", "null") and self.default is None:
+            return None
+        refuse = InputError(f"setting {name}={text} is not accepted: {self.accepted}")
+        if self.type is bool:
+            if lowered not in ("true", "false"):
+                raise refuse
+            return lowered == "true"
+        if self.type is str:
+            return self.check(name, text)
+        try:
+            value = self.type(text)
+        except ValueError:
+            raise refuse from None
+        return self.check(name, value)
+
+
+def checked(settings: dict[str, Setting], given: dict[str, Any], method: str) -> dict[str, Any]:
+    """Defaults overlaid with ``given``; an unknown name or a value out of range is an InputError with what is known."""
+    unknown = sorted(set(given) - set(settings))
+    if unknown:
+        raise InputError(f"method {method} has no setting {unknown[0]!r}; it has: {', '.join(settings)}")
+    return {name: setting.check(name, given.get(name, setting.default)) for name, setting in settings.items()}
