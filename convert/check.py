@@ -47,8 +47,9 @@ def check_tensors(
     expected = expected_tensors(spec)
     foreign = None if allow_unknown else foreign_name([entry.name for entry in entries.values()], spec.family)
     if foreign:
+        name, kind = foreign
         raise InputError(
-            f"{directory}: config.json describes a {spec.family} text model, but tensor {foreign[0]} belongs to {foreign[1]}"
+            f"{directory}: config.json describes a {spec.family} text model, but tensor {name} belongs to {kind}"
         )
     unknown = [name for name in entries if name not in expected]
     problems = [
@@ -63,7 +64,7 @@ def check_tensors(
             ],
         ),
         _listing(
-            f"of a dtype other than {', '.join(WEIGHT_DTYPES)}",
+            f"unsupported (accepted: {', '.join(WEIGHT_DTYPES)})",
             [
                 f"{_located(entries[name])} is {entries[name].dtype}"
                 for name in expected
@@ -96,4 +97,4 @@ def _listing(state: str, items: list[str]) -> str:
     if not items:
         return ""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return f"{len(items)} tensors {state}: {', '.join(items[:_SHOWN])}{more}"
+    return f"{state} tensors: {', '.join(items[:_SHOWN])}{more}"

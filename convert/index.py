@@ -58,7 +58,7 @@ def _indexed(directory: Path) -> dict[str, Entry]:
 def _shard(directory: Path, shard: str, weight_map: dict[str, str]) -> dict[str, Entry]:
     first = next(name for name, file in weight_map.items() if file == shard)
     if Path(shard).name != shard or not shard.endswith(".safetensors"):
-        raise InputError(f"{directory / INDEX}: tensor {first} is placed in {shard!r}, which is no safetensors file name")
+        raise InputError(f"{directory / INDEX}: tensor {first} is placed in {shard!r}, no safetensors file beside it")
     if not (directory / shard).exists():
         raise InputError(f"{directory / shard}: file is missing, though {INDEX} places tensor {first} there")
     return read_header(directory / shard)

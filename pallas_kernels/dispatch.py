@@ -55,7 +55,7 @@ def choose(op: str, *, platform: str, backend: str | None = None, build: Callabl
             raise Unsupported(f"the triton route needs CUDA, and this is compiled for {platform}")
         if build is not None:
             build(route)
-    except Exception as error:  # noqa: BLE001 - a kernel that fails to build in any way must not fail the caller
+    except Exception as error:  # a kernel that fails to build, in whatever way, must not fail the caller
         reason = str(error) if isinstance(error, Unsupported) else _one_line(error)
         if backend is not None:
             raise Unsupported(f"{op}: {reason}") from error
@@ -104,7 +104,7 @@ def _build_failure(kernel: Kernel, avals: tuple, platform: str, mesh: object) ->
             jax.jit(kernel).lower(*args).compile()
         else:
             jax.jit(kernel).trace(*args).lower(lowering_platforms=(platform,))
-    except Exception as error:  # noqa: BLE001 - see choose
+    except Exception as error:
         return str(error) if isinstance(error, Unsupported) else _one_line(error)
     return None
 

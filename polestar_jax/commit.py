@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polestar_jax.decode.policy import CommitRule, Statistic
+from polestar_jax.decode.policy import CommitRule
 from polestar_jax.decode.sampling import ORDER_NOISE
 from polestar_jax.decode.state import CONFIDENCE, FALLBACK, DecodeState, Scores
 
@@ -35,9 +35,8 @@ def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
 
 
 class Rule:
-    """Defaults of a rule: no statistics beyond the confidence, no state, always progress."""
+    """Defaults of a rule: no state, always progress."""
 
-    needs: frozenset[Statistic] = frozenset()
     may_stall: bool = False
 
     def init(self, batch: int, gen_length: int) -> Any:
@@ -65,20 +64,6 @@ class Threshold(Rule):
         return scores.eligible & (scores.confidence >= self.threshold)
 
 
-@dataclasses.dataclass(frozen=True)
-class Factor(Rule):
-    """The longest run of best confidences c1 >= c2 >= ... with (n + 1)(1 - cn) <= factor (Fast-dLLM)."""
-
-    factor: float
-
-    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
-        place = rank(scores.confidence, scores.eligible)
-        passes = (place + 2) * (1 - scores.confidence) <= self.factor
-        # Positions up to the first that fails: its rank is the smallest failing one.
-        first_failing = jnp.min(jnp.where(scores.eligible & ~passes, place, scores.eligible.shape[-1]), axis=-1)
-        return scores.eligible & (place < first_failing[:, None])
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allowance(Rule):
     """The threshold rule with at most (masks at entry) / ``steps`` commits a pass plus what earlier passes left unused;
@@ -101,9 +86,10 @@ class Allowance(Rule):
         return accept, reason, allowed - jnp.sum(accept, axis=-1)
 
 
-ORDERS: dict[str, Statistic | None] = {
-    "low_confidence": None,
-    "maskgit_plus": None,
+# What positions are ranked by -> the field of Scores.
+ORDERS = {
+    "low_confidence": "confidence",
+    "maskgit_plus": "confidence",
     "topk_margin": "margin",
     "entropy": "neg_entropy",
     "random": None,
@@ -132,11 +118,6 @@ class Quota(Rule):
     order_temperature: float = 0.0
 
     @property
-    def needs(self) -> frozenset[Statistic]:
-        statistic = ORDERS[self.order]
-        return frozenset((statistic,) if statistic else ())
-
-    @property
     def may_stall(self) -> bool:
         return self.quota == "dream_floor"
 
@@ -144,7 +125,7 @@ class Quota(Rule):
         if self.order == "random":
             score = _noise(jax.random.uniform, scores, state)
         else:
-            score = getattr(scores, ORDERS[self.order] or "confidence")
+            score = getattr(scores, ORDERS[self.order])
             if self.order_temperature:
                 score = score / self.order_temperature + _noise(jax.random.gumbel, scores, state)
         return scores.eligible & (rank(score, scores.eligible) < self.count(scores, state)[:, None])
@@ -195,10 +176,6 @@ class AtLeastOne(Rule):
 
     rule: CommitRule
 
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        return self.rule.needs
-
     def init(self, batch: int, gen_length: int) -> Any:
         return self.rule.init(batch, gen_length)
 
@@ -220,10 +197,6 @@ class Combined(Rule):
     rules: tuple[Rule, ...]
     how: str
 
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        return frozenset().union(*(rule.needs for rule in self.rules))
-
     def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
         votes = jnp.stack([rule.accept(scores, state) for rule in self.rules])
         return scores.eligible & (jnp.any(votes, 0) if self.how == "any" else jnp.all(votes, 0))
@@ -232,11 +205,6 @@ class Combined(Rule):
 def threshold(value: float) -> Threshold:
     """Commit every position with confidence >= ``value``."""
     return Threshold(value)
-
-
-def factor(value: float) -> Factor:
-    """Commit by Fast-dLLM's factor rule; larger is more parallel."""
-    return Factor(value)
 
 
 def at_least_one(rule: CommitRule) -> AtLeastOne:
@@ -255,14 +223,14 @@ def all_of(*rules: Rule) -> Combined:
 
 
 def commit_rule(function: Callable[..., jax.Array]) -> Callable[..., Rule]:
-    """Make a rule from ``function(scores, state, *, settings...) -> accept bool [b, G]``; all statistics are computed for it."""
+    """Make a rule from ``function(scores, state, *, settings...) -> accept bool [b, G]``."""
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     fields = [(p.name, Any) if p.default is p.empty else (p.name, Any, p.default) for p in parameters]
 
     def accept(self: Rule, scores: Scores, state: DecodeState) -> jax.Array:
         return function(scores, state, **{p.name: getattr(self, p.name) for p in parameters})
 
-    namespace = {"accept": accept, "needs": frozenset(("margin", "neg_entropy")), "__doc__": function.__doc__}
+    namespace = {"accept": accept, "__doc__": function.__doc__}
     return dataclasses.make_dataclass(
         function.__name__, fields, bases=(Rule,), namespace=namespace, frozen=True, kw_only=True
     )

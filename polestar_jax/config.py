@@ -54,6 +54,7 @@ _LLADA_OPTIONAL = {
     "block_group_size": (1,),
     "input_emb_norm": (False,),
     "scale_logits": (False,),
+    "hidden_act": ("silu",),
 }
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "tie_word_embeddings": (False,)}
 _LLAMA_OPTIONAL = {"use_sliding_window": (False,), "mlp_bias": (False,), "use_qk_norm": (False,)}
@@ -164,6 +165,11 @@ def _family(config: Config, source: str) -> Family:
     return family
 
 
+def _llada_dialect(config: Config) -> bool:
+    """Whether a configuration is written in LLaDA's own keys: any of its sizes is."""
+    return any(keys[0] in config for keys in (_D_MODEL, _N_LAYERS, _N_HEADS, _D_FF, _MAX_LENGTH))
+
+
 def _check_mask(family: Family, mask_id: int, eos_id: int, vocab_size: int, source: str) -> None:
     """With a published vocabulary the mask id is known; another one means another model under the same name."""
     if mask_id == eos_id:
@@ -181,7 +187,7 @@ def _check_mask(family: Family, mask_id: int, eos_id: int, vocab_size: int, sour
 def _check_switches(config: Config, family: Family, source: str) -> None:
     if config.get("quantization_config") is not None:
         raise InputError(f"{source}: quantization_config is set; quantized weights are not read, use BF16, F16 or F32")
-    if "d_model" in config:
+    if _llada_dialect(config):
         required, optional = _LLADA_REQUIRED, _LLADA_OPTIONAL
     else:
         required, optional = _LLAMA_REQUIRED, dict(_LLAMA_OPTIONAL, attention_bias=(family == "dream",))
@@ -246,7 +252,7 @@ def _id(config: Config, key: str, vocab_size: int, source: str, *, required: boo
 def _vocab_size(config: Config, source: str) -> int:
     """Rows of the table: LLaDA's ``embedding_size`` (at least ``vocab_size``), elsewhere ``vocab_size``."""
     vocab_size = _size(config, ("vocab_size",), source)
-    if "d_model" not in config:
+    if not _llada_dialect(config):
         return vocab_size
     rows = _size(config, ("embedding_size",), source)
     if rows < vocab_size:

@@ -55,6 +55,13 @@ class ModelSpec:
         """Query heads per key/value head."""
         return self.n_heads // self.n_kv_heads
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights: table, head, layers and norms."""
+        heads = (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        layer = self.d_model * (heads + self.n_heads * self.head_dim + 3 * self.d_ff + 2) + self.qkv_bias * heads
+        return self.n_layers * layer + (2 * self.vocab_size + 1) * self.d_model
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 

@@ -1,8 +1,9 @@
-"""What can be compiled ahead: functions that make a Case from JSON values."""
+"""What can be compiled ahead, by name: the denoiser, its kernels, and the decoding methods' step and loop."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,57 +14,117 @@ from polestar_jax import decoders
 from polestar_jax.aot.compile import Case
 from polestar_jax.decode import engine
 from polestar_jax.decode.state import DecodeState
+from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.models.published import PUBLISHED
 from polestar_jax.spec import ModelSpec
 
+DTYPES = ("bfloat16", "float32")
 
-def denoiser_case(
-    *, model: str, layers: int | None, prompt: int, gen: int, block: int, batch: int, dtype: str, kernels: str | None
-) -> Case:
-    """One full pass over prompt and generation, and the scores of one block's rows: the work of a vanilla step."""
-    spec = cut(PUBLISHED[model], layers)
-    graph, weights = nnx.split(Denoiser.abstract(spec, jnp.dtype(dtype)))
-    ids = jax.ShapeDtypeStruct((batch, prompt + gen), jnp.int32)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a case is.
+
+    Attributes:
+      model: a key of PUBLISHED.
+      layers: keep only the first layers; None for all.
+      prompt: prompt columns; gen: generated positions; block: positions of a block; batch: sequences.
+      dtype: of the weights.
+
+    Raises:
+      InputError: a value out of range.
+    """
+
+    model: str = "llada-8b"
+    layers: int | None = None
+    prompt: int = 512
+    gen: int = 256
+    block: int = 32
+    batch: int = 1
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name, value, accepted in (("model", self.model, PUBLISHED), ("dtype", self.dtype, DTYPES)):
+            if value not in accepted:
+                raise InputError(f"{name} {value!r} is not known; accepted: {', '.join(accepted)}")
+        depth = PUBLISHED[self.model].n_layers
+        if self.layers is not None and not 1 <= self.layers <= depth:
+            raise InputError(f"layers {self.layers} is not in 1..{depth}, the depth of {self.model}")
+        for name in ("prompt", "gen", "block", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)} is not positive")
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The published spec at this depth."""
+        spec = PUBLISHED[self.model]
+        return spec if self.layers is None else dataclasses.replace(spec, n_layers=self.layers)
+
+    def split_model(self) -> tuple[nnx.GraphDef, nnx.State]:
+        """The denoiser's structure and its weights as ShapeDtypeStructs."""
+        return nnx.split(Denoiser.abstract(self.spec, jnp.dtype(self.dtype)))
+
+
+def make(what: str, size: Size) -> Case:
+    """The case of this name; see :func:`names`.
+
+    Raises:
+      InputError: no such case.
+    """
+    if what == "vocab-scores":
+        return _vocab_scores(size)
+    if what == "forward":
+        return _forward(size)
+    method, _, kind = what.rpartition("-")
+    if method in decoders.METHODS and kind in _RUNS:
+        return _decoding(method, kind, size)
+    raise InputError(f"case {what!r} is not known; accepted: {', '.join(names())}")
+
+
+def names() -> list[str]:
+    """Every accepted name: "vocab-scores", "forward", and "METHOD-step" and "METHOD-loop" of every decoding method."""
+    return ["vocab-scores", "forward", *(f"{method}-{kind}" for method in decoders.METHODS for kind in _RUNS)]
+
+
+def _vocab_scores(size: Size) -> Case:
+    """The scores of one block's logits, by themselves."""
+    rows = jax.ShapeDtypeStruct((size.batch, size.block, size.spec.vocab_size), jnp.float32)
+    return Case(
+        name=f"{size.model} vocab-scores",
+        function=lambda logits: vocab_scores(logits, barred=(size.spec.mask_id,)),
+        args=(rows,),
+    )
+
+
+def _forward(size: Size) -> Case:
+    """One full pass over prompt and generation, and the scores of one block's rows."""
+    graph, weights = size.split_model()
+    ids = jax.ShapeDtypeStruct((size.batch, size.prompt + size.gen), jnp.int32)
 
     def forward(weights: nnx.State, tokens: jax.Array, positions: jax.Array, start: jax.Array) -> VocabScores:
         denoiser = nnx.merge(graph, weights)
-        rows = jax.lax.dynamic_slice_in_dim(denoiser(tokens, positions), start, block, axis=1)
-        return vocab_scores(denoiser.logits(rows), barred=(spec.mask_id,), backend=kernels)
+        rows = jax.lax.dynamic_slice_in_dim(denoiser(tokens, positions), start, size.block, axis=1)
+        return vocab_scores(denoiser.logits(rows), barred=(size.spec.mask_id,))
 
     start = jax.ShapeDtypeStruct((), jnp.int32)
-    return Case(name=f"{model}-denoiser", function=forward, args=(weights, ids, ids, start))
+    return Case(name=f"{size.model} forward", function=forward, args=(weights, ids, ids, start))
 
 
-def vanilla_step_case(
-    *, model: str, layers: int | None, prompt: int, gen: int, block: int, batch: int, dtype: str
-) -> Case:
-    """One pass of vanilla decoding with its commits; the state is donated."""
-    return _decoding(engine.step, "vanilla-step", decoders.vanilla, model, layers, prompt, gen, block, batch, dtype)
+_RUNS: dict[str, Callable[..., DecodeState]] = {"step": engine.step, "loop": engine.decode}
 
 
-def vanilla_loop_case(
-    *, model: str, layers: int | None, prompt: int, gen: int, block: int, batch: int, dtype: str
-) -> Case:
-    """The whole vanilla decoding loop; the state is donated."""
-    return _decoding(engine.decode, "vanilla-loop", decoders.vanilla, model, layers, prompt, gen, block, batch, dtype)
+def _decoding(method: str, kind: str, size: Size) -> Case:
+    """A method's step or whole loop at its default settings, the state donated."""
+    graph, weights = size.split_model()
+    decoder = decoders.METHODS[method].build(gen_length=size.gen, block_length=size.block)
+    prompts = [[size.spec.eos_id] * size.prompt] * size.batch  # only the shapes count
 
+    def start(weights: nnx.State) -> DecodeState:
+        return engine.init_state(nnx.merge(graph, weights), decoder, prompts, columns=size.prompt)
 
-def cut(spec: ModelSpec, layers: int | None) -> ModelSpec:
-    """The spec with its first ``layers`` layers, or all."""
-    return spec if layers is None else dataclasses.replace(spec, n_layers=layers)
+    def run(weights: nnx.State, state: DecodeState) -> DecodeState:
+        return _RUNS[kind](nnx.merge(graph, weights), decoder, state)
 
-
-def _decoding(run, name, build, model, layers, prompt, gen, block, batch, dtype):
-    spec = cut(PUBLISHED[model], layers)
-    graph, weights = nnx.split(Denoiser.abstract(spec, jnp.dtype(dtype)))
-    decoder = build(gen_length=gen, block_length=block)
-    prompts = [[0] * prompt] * batch
-    state = jax.eval_shape(
-        lambda weights: engine.init_state(nnx.merge(graph, weights), decoder, prompts, columns=prompt), weights
-    )
-
-    def function(weights: nnx.State, state: DecodeState) -> DecodeState:
-        return run(nnx.merge(graph, weights), decoder, state)
-
-    return Case(name=f"{model}-{name}", function=function, args=(weights, state), donate=(1,))
+    state = jax.eval_shape(start, weights)
+    return Case(name=f"{size.model} {method}-{kind}", function=run, args=(weights, state), donate=(1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -10,47 +11,57 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
-from polestar_jax.errors import RunError
+from polestar_jax.aot.cases import Size
+from polestar_jax.errors import InputError, RunError
 
 PLUGINS = ("xla_cuda12", "xla_cuda13")
+WORKER = (sys.executable, "-m", "polestar_jax.aot.worker")
 
 
 def missing() -> str | None:
     """Why compiling for CUDA is not possible here, or None when it is."""
-    if importlib.util.find_spec("jax_plugins") is not None:
-        if any(importlib.util.find_spec(f"jax_plugins.{name}") is not None for name in PLUGINS):
-            return None
-    return "jax's CUDA plug-in is not installed; pip install 'polestar-jax[aot]'"
+    found = importlib.util.find_spec("jax_plugins") is not None and any(
+        importlib.util.find_spec(f"jax_plugins.{name}") is not None for name in PLUGINS
+    )
+    return None if found else "jax's CUDA plug-in is not installed; pip install 'polestar-jax[aot]'"
 
 
-def run(target: str, *, module: str = "polestar_jax.aot.cases", case: str, options: dict, ptx: bool = False) -> dict:
-    """Compile one case for one target in a fresh process; the fields of :class:`polestar_jax.aot.compile.Report`.
+def run(target: str, what: str, size: Size, *, ptx: bool = False) -> dict[str, Any]:
+    """Compile one case for one target in a fresh process.
 
     Args:
       target: a key of polestar_jax.aot.targets.TARGETS.
-      module, case: where the function that makes the Case is, and its name.
-      options: keyword arguments for it, as JSON values.
-      ptx: report registers and spills too. From jax 0.11 on this makes the compiler write every stage of every
-        kernel, which is slow for large programs.
+      what: name of a case, see :func:`polestar_jax.aot.cases.names`.
+      size: its size.
+      ptx: report registers and spills of every kernel too. From jax 0.11 on this makes the compiler write every stage
+        of every kernel, which is slow for large programs.
+
+    Returns:
+      The fields of :class:`polestar_jax.aot.compile.Report`.
 
     Raises:
+      InputError: no such case, or sizes that do not go together.
       RunError: the plug-in is missing, or the compile failed or ended the process.
     """
     if (reason := missing()) is not None:
         raise RunError(reason)
     with tempfile.TemporaryDirectory(prefix="polestar-aot-") as dump:
-        request = dict(target=target, module=module, case=case, options=options, ptx=ptx, dump=dump)
-        command = [sys.executable, "-m", "polestar_jax.aot.worker"]
+        request = dict(target=target, what=what, size=dataclasses.asdict(size), ptx=ptx, dump=dump)
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, env=_environment(dump, ptx)
+            WORKER, input=json.dumps(request), capture_output=True, text=True, env=_environment(dump, ptx)
         )
-        report = pathlib.Path(dump, "report.json")
-        if done.returncode or not report.is_file():
+        if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
             how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            raise RunError(f"compiling {case} for {target} failed ({how}): {lines[-1][:500]}")
-        return json.loads(report.read_text())
+            raise RunError(f"compiling {what} for {target} failed ({how}): {lines[-1][:500]}")
+        report = json.loads(pathlib.Path(dump, "report.json").read_text())
+    if "input_error" in report:
+        raise InputError(report["input_error"])
+    if "error" in report:
+        raise RunError(f"compiling {what} for {target} failed: {report['error']}")
+    return report
 
 
 def _environment(dump: str, ptx: bool) -> dict[str, str]:
@@ -58,9 +69,10 @@ def _environment(dump: str, ptx: bool) -> dict[str, str]:
     release = tuple(int(part) for part in importlib.metadata.version("jax").split(".")[:2])
     if ptx and release >= (0, 11):
         flags.append("--xla_dump_emitter_re=.*")  # before 0.11 PTX is dumped without it
+    root = str(pathlib.Path(__file__).parents[2])  # where this package was imported from, installed or not
     return os.environ | {
         "JAX_PLATFORMS": "cpu",  # or the plug-in looks for a driver
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": " ".join(flags).strip(),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH")) if path),
     }

@@ -21,7 +21,7 @@ from jax import lax
 from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
-from polestar_jax.decode.state import DecodeState, Scores
+from polestar_jax.decode.state import NEAR_TIE, DecodeState, Scores
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -84,6 +84,7 @@ def init_state(
         span_passes=zero(),
         span_masks=span.end - span.start,
         committed=zero(),
+        near_ties=zero(),
         reason=jnp.full((len(batch), decoder.gen_length), -1, jnp.int8),
         committed_at=jnp.full((len(batch), decoder.gen_length), -1, jnp.int32),
         done=jnp.zeros(len(batch), bool),
@@ -123,7 +124,7 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
     b = state.done.shape[0]
     rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
     rule = _rule(decoder)
-    scores = _by_position(rows, result.targets[:b], state, rule.needs, spec.mask_id)
+    scores = _by_position(rows, result.targets[:b], state, spec.mask_id)
     accept, reason, commit = rule.select(scores, state)
     accept = accept & scores.eligible
 
@@ -167,6 +168,7 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
         span_passes=moved(0, state.span_passes + count),
         span_masks=moved(jnp.sum(undecided & inside, axis=-1), state.span_masks),
         committed=jnp.sum(accept & state.in_span, axis=-1),
+        near_ties=state.near_ties + jnp.sum(accept & (scores.margin < NEAR_TIE), axis=-1),
         reason=jnp.where(accept, reason, state.reason),
         committed_at=jnp.where(accept, state.nfe[:, None], state.committed_at),
         done=done,
@@ -258,7 +260,7 @@ def _guided(state: DecodeState, decoder: Decoder, spec: ModelSpec) -> DecodeStat
     return twice.replace(tokens=jnp.concatenate([state.tokens, masked]), cache=cache, trace=trace)
 
 
-def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, needs: frozenset[str], mask_id: int) -> Scores:
+def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, mask_id: int) -> Scores:
     """Scatter row scores [b, r] to generated positions [b, G]."""
     b, g = state.reason.shape
     batch = jnp.arange(b)[:, None]
@@ -267,7 +269,7 @@ def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, needs:
     return Scores(
         token=put(rows.token, 0),
         confidence=put(rows.confidence, -jnp.inf),
-        margin=put(rows.margin, -jnp.inf) if "margin" in needs else None,
-        neg_entropy=put(rows.neg_entropy, -jnp.inf) if "neg_entropy" in needs else None,
+        margin=put(rows.margin, -jnp.inf),
+        neg_entropy=put(rows.neg_entropy, -jnp.inf),
         eligible=seen & (state.generated == mask_id) & state.in_span & ~state.done[:, None],
     )

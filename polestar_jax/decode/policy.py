@@ -15,7 +15,7 @@ bounded and counted.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,6 @@ from polestar_jax.decode.state import DecodeState, Pass, Scores
 from polestar_jax.decode.trace import Trace
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
-
-Statistic = Literal["margin", "neg_entropy"]
 
 
 class Span(NamedTuple):
@@ -59,7 +57,6 @@ class CachePolicy(Protocol):
 class CommitRule(Protocol):
     """Picks the positions to commit."""
 
-    needs: frozenset[Statistic]  # statistics beyond the confidence
     may_stall: bool  # whether a pass may commit nothing
 
     def init(self, batch: int, gen_length: int) -> Any:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 # Why a position was committed; also the codes in traces.
 CONFIDENCE, FALLBACK, DRIFT, SUFFIX = range(4)
 REASONS = ("confidence", "fallback", "drift", "suffix")
+NEAR_TIE = 0.01  # difference of probabilities
 # What a pass computed; also the codes in traces.
 FULL_ENTRY, LOCAL_ENTRY, STEP, REFRESH_STEP = range(4)
 
@@ -38,6 +39,8 @@ class DecodeState:
       span_masks: i32 [b], undecided positions of the span when it was entered.
       committed: i32 [b], positions of the span committed by the last pass.
       reason: i8 [b, G], why each position was committed (see REASONS), -1 while undecided.
+      near_ties: i32 [b], positions committed while the two best tokens were within NEAR_TIE of each other: those that
+        another device, dtype or kernel may decide differently.
       committed_at: i32 [b, G], the pass (counted a sequence) that committed it, -1 while undecided.
       done: bool [b], nothing left to decide.
       cache, commit: the policies' own pytrees.
@@ -58,6 +61,7 @@ class DecodeState:
     span_passes: jax.Array
     span_masks: jax.Array
     committed: jax.Array
+    near_ties: jax.Array
     reason: jax.Array
     committed_at: jax.Array
     done: jax.Array
@@ -118,7 +122,7 @@ class Pass(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The model's view of the generated positions after a pass; fields a policy did not ask for are None.
+    """The model's view of the generated positions after a pass; what a policy does not use, the compiler leaves out.
 
     Attributes:
       token: i32 [b, G] proposed token.
@@ -130,6 +134,6 @@ class Scores(NamedTuple):
 
     token: jax.Array
     confidence: jax.Array
-    margin: jax.Array | None
-    neg_entropy: jax.Array | None
+    margin: jax.Array
+    neg_entropy: jax.Array
     eligible: jax.Array

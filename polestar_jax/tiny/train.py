@@ -31,7 +31,7 @@ from polestar_jax.tiny import vocabulary as words
 from polestar_jax.tiny.tasks import training_examples
 
 SPEC = ModelSpec(
-    family="llada", d_model=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=384, vocab_size=416,
+    family="llada", d_model=128, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=384, vocab_size=416,
     max_length=512, rope_theta=10000.0, norm_eps=1e-5, qkv_bias=False, logit_shift=0,
     mask_id=words.MASK, eos_id=words.EOS, bos_id=words.BOS, stop_ids=(words.EOS,),
 )  # fmt: skip
@@ -52,9 +52,9 @@ class Recipe:
     ema: float = 0.998
     block_masks: float = 0.4
     hide_share: float = 0.5
-    hide_from: int = 3000
-    long_share: float = 0.08
-    long_share_decay: float = 0.35
+    hide_from: int = 4000
+    long_share: float = 0.04
+    long_share_decay: float = 0.25
 
     def rate(self, step: jax.Array) -> jax.Array:
         """Learning-rate factor in 0..1 at a step (zero-based)."""
@@ -62,7 +62,7 @@ class Recipe:
         return warm * jnp.clip((self.steps - step) / max(1, self.decay_steps), 0.01, 1.0)
 
 
-TIGHT_CANVASES = (32, 48, 64, 80)
+TIGHT_CANVASES = (24, 32, 40, 56, 72)
 LONG_CANVASES = ((96, 1), (128, 1), (192, 2), (320, 4))  # (positions, by how much the batch shrinks)
 
 
@@ -159,11 +159,12 @@ def make_step(recipe: Recipe, graph: nnx.GraphDef) -> tuple[optax.GradientTransf
 
 
 def _muon_axes(params):
-    """Matrices of the layers go to Muon with their fused axes flattened; embedding, head and norms go to Adam."""
+    """Matrices of the layers go to Muon, each of a fused pack on its own: orthogonalised together, the larger gradient of the
+    values would drown those of queries and keys. Embedding, head and norms go to Adam."""
     axes = {
-        "qkv": MuonDimensionNumbers((0,), (1, 2, 3)),
+        "qkv": MuonDimensionNumbers((0,), (1, 3)),
         "out": MuonDimensionNumbers((0, 1), (2,)),
-        "gate_up": MuonDimensionNumbers((0,), (1, 2)),
+        "gate_up": MuonDimensionNumbers((0,), (2,)),
         "down": MuonDimensionNumbers((0,), (1,)),
     }
     name = lambda path: next((str(key.key) for key in reversed(path) if hasattr(key, "key")), "")  # noqa: E731

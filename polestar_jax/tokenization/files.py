@@ -31,6 +31,7 @@ TOKENIZER_FILES = (
 
 _PRESENCE = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model")
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 # How Qwen2 cuts text into words before merging. Its merges were learnt on these cuts: they are part of the format.
 _QWEN2_WORDS = (
@@ -45,15 +46,13 @@ class Settings:
     Attributes:
       config: ``tokenizer_config.json`` as read, empty where there is none.
       named: role (``bos_token``, ...) to token text.
-      added: token id to token text, in id order.
-      plain: added tokens that are ordinary text (shown when decoding) rather than markers.
+      added: token id to the token's text and flags as ``tokenizers.AddedToken`` takes them, in id order.
       add_bos: whether raw text gets a start token, or None where the files do not say.
     """
 
     config: dict[str, Any]
     named: dict[str, str]
-    added: dict[int, str]
-    plain: frozenset[str]
+    added: dict[int, dict[str, Any]]
     add_bos: bool | None
 
 
@@ -72,22 +71,18 @@ def _read_settings(directory: pathlib.Path) -> Settings:
     merged = read_json(directory / "special_tokens_map.json") | config
     named = {role: _text(merged[role]) for role in _NAMED if merged.get(role) is not None}
     extra = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
-    special = {*named.values(), *map(_text, extra.values() if isinstance(extra, dict) else extra)}
-    added, plain = {}, set()
-    for text, index in read_json(directory / "added_tokens.json").items():
-        added[int(index)] = text
-        plain |= {text} - special
-    for index, entry in (config.get("added_tokens_decoder") or {}).items():
-        text = added[int(index)] = _text(entry)
-        if isinstance(entry, dict) and not entry.get("special", False):
-            plain |= {text} - special
-        else:
-            plain.discard(text)
+    special_texts = {*named.values(), *map(_text, extra.values() if isinstance(extra, dict) else extra)}
+    older = {index: text for text, index in read_json(directory / "added_tokens.json").items()}
+    added = {}
+    for index, entry in [*older.items(), *(config.get("added_tokens_decoder") or {}).items()]:
+        text = _text(entry)
+        flags = {key: entry[key] for key in _FLAGS if key in entry} if isinstance(entry, dict) else {}
+        special = text in special_texts or bool(flags.get("special"))
+        added[int(index)] = {"normalized": not special} | flags | {"content": text, "special": special}
     add_bos = config.get("add_bos_token")
     if add_bos not in (None, False, True):
         raise InputError(f"tokenizer_config.json: add_bos_token must be true or false, got {add_bos!r}")
-    added = dict(sorted(added.items()))
-    return Settings(config=config, named=named, added=added, plain=frozenset(plain), add_bos=add_bos)
+    return Settings(config=config, named=named, added=dict(sorted(added.items())), add_bos=add_bos)
 
 
 def read_backend(directory: pathlib.Path, settings: Settings) -> tokenizers.Tokenizer:
@@ -102,17 +97,16 @@ def read_backend(directory: pathlib.Path, settings: Settings) -> tokenizers.Toke
     if path.is_file():
         backend = _parse(path, tokenizers.Tokenizer.from_file, str(path))
     else:
-        backend = _byte_level_bpe(directory, settings.added)
+        backend = _byte_level_bpe(directory, {index: token["content"] for index, token in settings.added.items()})
     # A truncation or padding left in the file would change prompts silently; lengths are checked against the model.
     backend.no_truncation()
     backend.no_padding()
-    for index, text in settings.added.items():
-        special = text not in settings.plain
-        backend.add_tokens([tokenizers.AddedToken(text, special=special, normalized=not special)])
-        found = backend.token_to_id(text)
+    for index, token in settings.added.items():
+        backend.add_tokens([_parse(directory, tokenizers.AddedToken, **token)])
+        found = backend.token_to_id(token["content"])
         if found != index:
             raise InputError(
-                f"{directory}: tokenizer_config.json or added_tokens.json gives token {text!r} id {index}, "
+                f"{directory}: tokenizer_config.json or added_tokens.json gives token {token['content']!r} id {index}, "
                 f"but the vocabulary gives it {found}"
             )
     return backend

@@ -13,6 +13,7 @@ from polestar_jax.spec import ModelSpec
 from polestar_jax.tokenization import chat, files
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PreTrainedTokenizerFast
 
 IMAGE_PLACEHOLDER = "<image>"
@@ -74,7 +75,7 @@ class Tokenizer:
         pieces = whole.split(IMAGE_PLACEHOLDER)
         if len(pieces) != n_images + 1:
             raise InputError(f"the prompt has {len(pieces) - 1} {IMAGE_PLACEHOLDER} but {n_images} images are given")
-        return self._raw_ids(pieces) if raw else self._chat_ids(pieces)
+        return self._one_start(self._raw_ids(pieces)) if raw else self._chat_ids(pieces)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids (integers of any kind); without special tokens, undecided positions are left out as well."""
@@ -98,16 +99,19 @@ class Tokenizer:
         return [first, *rest]
 
     def _chat_ids(self, pieces: list[str]) -> list[list[int]]:
-        encoded = [self._encode(piece) for piece in pieces]
-        if self.bos_id is not None and self.bos_id not in self.spec.stop_ids:
-            later = encoded[0][1:] + [index for ids in encoded[1:] for index in ids]
-            if self.bos_id in later:
-                token = self.hf.convert_ids_to_tokens(self.bos_id)
-                raise InputError(
-                    f"the message contains the start-of-text token {token!r}, which only the chat format may write: "
-                    "remove it, or use --raw for text that is in the model's format already"
-                )
-        return encoded
+        return self._one_start([self._encode(piece) for piece in pieces])
+
+    def _one_start(self, pieces: list[list[int]]) -> list[list[int]]:
+        """The pieces as they are, refused where a start token stands anywhere but at their head."""
+        later = pieces[0][1:] + [index for ids in pieces[1:] for index in ids]
+        # A start token that also ends text (Dream's configuration has but one id for both) starts nothing.
+        if self.bos_id in later and self.bos_id not in self.spec.stop_ids:
+            token = self.hf.convert_ids_to_tokens(self.bos_id)
+            raise InputError(
+                f"the prompt contains the start-of-text token {token!r}, which may only stand at the start: remove it; "
+                "text that is in the model's chat format already goes with --raw"
+            )
+        return pieces
 
     def _encode(self, text: str) -> list[int]:
         """Ids of text without added start or end tokens, checked."""
@@ -155,22 +159,35 @@ def load_tokenizer(directory: pathlib.Path, spec: ModelSpec) -> Tokenizer | None
     backend = files.read_backend(directory, settings)
     # Naming a token that has no id would make transformers append it behind the vocabulary.
     named = {role: text for role, text in settings.named.items() if backend.token_to_id(text) is not None}
-    hf = _fast_tokenizer_class()(
-        tokenizer_object=backend,
-        chat_template=chat.find_template(directory, settings.config, spec.family, backend),
-        clean_up_tokenization_spaces=False,
-        **named,
-    )
     size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-    bos_id = hf.bos_token_id
-    if bos_id is None and spec.bos_id is not None and spec.bos_id < size:
-        bos_id = spec.bos_id
+    bos_id = spec.bos_id if spec.bos_id is not None and spec.bos_id < size else None
+    if "bos_token" in named:
+        bos_id = backend.token_to_id(named["bos_token"])
     add_bos = settings.add_bos
     if add_bos is None:  # the settings do not say: what the tokenizer's own post-processing does to an empty text
         add_bos = bos_id is not None and backend.encode("").ids[:1] == [bos_id]
     if add_bos and bos_id is None:
         raise InputError(f"{directory}: add_bos_token is set but bos_token names no token of the vocabulary")
+    hf = _fast_tokenizer_class()(
+        tokenizer_object=_Handover(backend),
+        chat_template=chat.find_template(directory, settings.config, spec.family, backend),
+        clean_up_tokenization_spaces=False,
+        **named,
+    )
     return Tokenizer(hf=hf, spec=spec, bos_id=bos_id, add_bos=add_bos, size=size)
+
+
+class _Handover:
+    """Hands a backend over as it is: transformers deep-copies what it is given, by writing and parsing all of it.
+
+    Besides the time, the writing prints to standard output about a vocabulary with unused ids.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+
+    def __deepcopy__(self, memo: dict) -> tokenizers.Tokenizer:
+        return self._backend
 
 
 def _fast_tokenizer_class() -> type[PreTrainedTokenizerFast]:

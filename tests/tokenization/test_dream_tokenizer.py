@@ -117,6 +117,15 @@ def test_plain_added_tokens_are_shown(write_dream, dream_spec):
     assert len(ids) == 3 and tokenizer.decode(ids) == "<|spare_11|>x"
 
 
+def test_flags_of_added_tokens_are_kept(write_dream, dream_spec, dream_config):
+    decoder = dict(dream_config["added_tokens_decoder"])
+    decoder["151650"] = decoder["151650"] | {"rstrip": True}
+    tokenizer = load_tokenizer(write_dream(config={"added_tokens_decoder": decoder}), dream_spec)
+    b = tokenizer.encode_raw("b")
+    assert tokenizer.encode_raw("<|spare_4|>  b") == [151650, *b]
+    assert tokenizer.encode_raw("<|spare_5|>  b") != [151651, *b]
+
+
 def test_tokenizer_json_is_preferred(write_dream, dream_spec):
     directory = write_dream()
     first = load_tokenizer(directory, dream_spec)
@@ -127,12 +136,11 @@ def test_tokenizer_json_is_preferred(write_dream, dream_spec):
     assert again.encode_raw(text) == first.encode_raw(text) and len(again) == len(first)
 
 
-def printable(token: bytes) -> str:
+def printable_bytes() -> dict[int, str]:
     """Byte-level BPE writes bytes that are printable Latin-1 as themselves and the others as U+0100 onwards."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    table = {byte: chr(byte) for byte in plain} | {byte: chr(0x100 + place) for place, byte in enumerate(others)}
-    return "".join(table[byte] for byte in token)
+    others = sorted({*range(256)} - {*plain})
+    return {byte: chr(byte) for byte in plain} | {byte: chr(0x100 + place) for place, byte in enumerate(others)}
 
 
 def two_halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
@@ -149,7 +157,8 @@ def test_qwen_ranks_give_the_published_ids(write_dream, dream_spec, qwen_ranks: 
     lines = (line.split() for line in qwen_ranks.read_bytes().splitlines())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     long = sorted((token for token in ranks if len(token) > 1), key=ranks.__getitem__)
-    symbols = {token: printable(token) for token in ranks}
+    table = printable_bytes()
+    symbols = {token: "".join(table[byte] for byte in token) for token in ranks}
     merges = (" ".join(symbols[half] for half in two_halves(token, ranks)) for token in long)
     vocab = {symbols[token]: rank for token, rank in ranks.items()}
     tokenizer = load_tokenizer(write_dream(vocab=vocab, merges="#version: 0.2\n" + "\n".join(merges)), dream_spec)

@@ -24,6 +24,11 @@ BOS_PROCESSOR = {
     "special_tokens": {"<|startoftext|>": {"id": "<|startoftext|>", "ids": [BOS], "tokens": ["<|startoftext|>"]}},
 }
 
+LEFT_PADDING = {
+    "strategy": {"Fixed": 16}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": EOS, "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+}  # fmt: skip
+
 
 def shown(tokenizer, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special=False)
@@ -60,6 +65,12 @@ def test_b39_exactly_one_bos(write_llada, llada_spec, processor, add_bos):
     assert tokenizer.encode_raw("<|startoftext|>Hi").count(BOS) == 1  # a prompt rendered beforehand
 
 
+def test_b39_unsaid_bos_is_found_behind_padding(write_llada, llada_spec):
+    model = {"post_processor": BOS_PROCESSOR, "padding": LEFT_PADDING}
+    tokenizer = load_tokenizer(write_llada(model=model, config={"add_bos_token": None}), llada_spec)
+    assert tokenizer.encode_raw("a")[0] == BOS and len(tokenizer.encode_raw("a")) == 2
+
+
 def test_b39_a_second_bos_inside_a_chat_is_refused(write_llada, llada_spec):
     tokenizer = load_tokenizer(write_llada(), llada_spec)
     with pytest.raises(InputError, match=r"start-of-text token '<\|startoftext\|>'.*--raw"):
@@ -88,13 +99,9 @@ def test_b40_family_template_where_the_directory_has_none(write_llada, llada_spe
 
 def test_b77_the_tokenizers_own_limit_never_cuts(write_llada, llada_spec):
     truncation = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
-    padding = {
-        "strategy": {"Fixed": 16}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": EOS, "pad_type_id": 0,
-        "pad_token": "<|endoftext|>",
-    }  # fmt: skip
     for limit in (10**30, 8):
         directory = write_llada(
-            model={"truncation": truncation, "padding": padding}, config={"model_max_length": limit}
+            model={"truncation": truncation, "padding": LEFT_PADDING}, config={"model_max_length": limit}
         )
         tokenizer = load_tokenizer(directory, llada_spec)
         assert len(tokenizer.encode_raw("a b " * 20_000)) == 80_000
@@ -108,6 +115,20 @@ def test_b77_the_mask_is_the_specs_and_refused_in_prompts(write_llada, llada_spe
         with pytest.raises(InputError, match=r"mask token '<\|mdm_mask\|>' \(id 126336\)"):
             tokenizer.encode_prompt("x<|mdm_mask|>", raw=raw)
     assert tokenizer.decode([MASK, 0, MASK]) == tokenizer.decode([0])
+
+
+def test_b77_a_mask_that_is_no_special_token_is_hidden_and_refused_all_the_same(
+    write_llada, llada_spec, llada_json, llada_config
+):
+    plain = [entry | {"special": entry["id"] != MASK} for entry in llada_json["added_tokens"]]
+    decoder = dict(llada_config["added_tokens_decoder"])
+    decoder[str(MASK)] = decoder[str(MASK)] | {"special": False}
+    directory = write_llada(model={"added_tokens": plain}, config={"added_tokens_decoder": decoder})
+    tokenizer = load_tokenizer(directory, llada_spec)
+    assert tokenizer.hf.decode([MASK], skip_special_tokens=True) == "<|mdm_mask|>"
+    assert tokenizer.text([MASK, MASK, EOS]) == ""
+    with pytest.raises(InputError, match="mask token"):
+        tokenizer.encode_raw("<|mdm_mask|>")
 
 
 def test_ids_outside_the_models_table_are_refused(write_llada, llada_spec):
@@ -139,7 +160,7 @@ def test_added_tokens_follow_the_config(write_llada, llada_spec, llada_json, lla
 
 def test_a_named_token_without_an_id_is_not_appended(write_llada, llada_spec):
     tokenizer = load_tokenizer(write_llada(config={"pad_token": "<|nowhere|>"}), llada_spec)
-    assert len(tokenizer) == 126349 and len(tokenizer.hf) == 126349
+    assert len(tokenizer) == 126349 and "<|nowhere|>" not in tokenizer.hf.get_vocab()
     with pytest.raises(InputError, match="add_bos_token"):
         config = {"bos_token": "<|nowhere|>", "add_bos_token": True, "chat_template": None}
         load_tokenizer(write_llada(config=config), dataclasses.replace(llada_spec, bos_id=None))

@@ -66,8 +66,9 @@ def test_b43_image_count_must_match(tokenizer, count):
 
 
 def test_b43_no_bos_slips_into_a_later_piece(tokenizer):
-    with pytest.raises(InputError, match="start-of-text"):
-        tokenizer.encode_around_images("<image><|startoftext|>", 1)
+    for raw in (False, True):
+        with pytest.raises(InputError, match="start-of-text"):
+            tokenizer.encode_around_images("<image><|startoftext|>", 1, raw=raw)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,7 @@ def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path, llada_sp
         ({"tokenizer_config.json": '{"bos_token": 3}'}, "a token must be text"),
         ({"tokenizer_config.json": '{"add_bos_token": "no"}'}, "add_bos_token must be true or false"),
         ({"tokenizer_config.json": '{"added_tokens_decoder": {"x": "y"}}'}, "the tokenizer cannot be read"),
+        ({"tokenizer_config.json": '{"added_tokens_decoder": {"1": {"special": true}}}'}, "object with 'content'"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "a b\n"}, "merges.txt: the tokenizer cannot be read"),
     ],
 )

@@ -1,0 +1,131 @@
+"""Arguments and small services that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+from polestar_jax.errors import InputError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny", metavar="M", help="tiny (default), a Hugging Face directory, or a converted one")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: float32 on a CPU, as stored elsewhere")
+    add_cache_arguments(parser)
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-dir", metavar="DIR|off", help="compilation cache; default: POLESTAR_CACHE_DIR, else the user's cache directory"
+    )
+
+
+def add_method_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", default="parallel", metavar="NAME", help="see `polestar methods` (default: parallel)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of the method; repeatable"
+    )
+    parser.add_argument("--gen-length", type=int, default=256, metavar="N", help="generated positions (default: 256)")
+    parser.add_argument("--block-length", type=int, metavar="N", help="positions of a block (default: 32, or gen-length below 32)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: arg max (default); above: samples")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: 0)")
+    parser.add_argument("--stop-at-eos", action="store_true", help="stop at the first complete block with an end of text")
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+
+
+def build_decoder(args: argparse.Namespace) -> Any:
+    """The decoder of ``--method``, its options and ``--set``; InputError names what is wrong and what is accepted."""
+    from polestar_jax.decoders import METHODS
+
+    if args.method not in METHODS:
+        raise InputError(f"unknown method {args.method!r}; methods: {', '.join(METHODS)}")
+    if not 0 <= args.seed < 2**32:
+        raise InputError(f"--seed {args.seed} is not accepted: a whole number in 0..{2**32 - 1}")
+    method = METHODS[args.method]
+    values: dict[str, Any] = {"gen_length": args.gen_length, "temperature": args.temperature}
+    if args.block_length is not None:
+        values["block_length"] = args.block_length
+    if args.stop_at_eos:
+        values["stop_at_eos"] = True
+    for text in args.settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set {text} is not accepted: KEY=VALUE")
+        if name not in method.settings:
+            raise InputError(f"method {args.method} has no setting {name!r}; it has: {', '.join(method.settings)}")
+        values[name] = method.settings[name].parse(name, value)
+    return method.build(**values)
+
+
+def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
+    """(model, tokenizer) of ``--model``, with the compilation cache on."""
+    import jax
+
+    from polestar_jax import compilation_cache
+    from polestar_jax.load import load
+
+    compilation_cache.enable(args.cache_dir)
+    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    return load(args.model, dtype=dtype)
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids of ``1,2,3``."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"prompt ids {text!r} are not accepted: whole numbers with commas, such as 1,2,3") from None
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    from importlib.metadata import version
+
+    from polestar_jax import __version__
+
+    return {"polestar-jax": __version__} | {name: version(name) for name in ("jax", "jaxlib", "flax", "transformers", "numpy")}
+
+
+def print_json(value: Any, file: IO[str] | None = None) -> None:
+    """One JSON object on one line."""
+    print(json.dumps(value, ensure_ascii=False), file=file or sys.stdout, flush=True)
+
+
+def check_writable(path: str | None, option: str) -> None:
+    """Refuse an output path before the work, not after it."""
+    if path is None:
+        return
+    target = pathlib.Path(path)
+    if target.is_dir():
+        raise InputError(f"{option} {path} is a directory; a file name is needed")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"{option} {path}: the directory {target.absolute().parent} does not exist")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise InputError(f"{option} {path}: the directory {target.absolute().parent} is not writable")
+
+
+@contextlib.contextmanager
+def replacing(path: str | pathlib.Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file that appears under ``path`` only when complete: written beside it under another name, then renamed."""
+    target = pathlib.Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.absolute().parent)
+    try:
+        with os.fdopen(handle, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as file:
+            yield file
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,62 @@
+"""Real compiles for GPUs that are not here. Each runs in a process of its own; skipped without jax's CUDA plug-in."""
+
+from __future__ import annotations
+
+import pytest
+
+from polestar_jax.aot import launch
+from polestar_jax.aot.cases import Size
+from polestar_jax.aot.inspect import find_ptxas
+from polestar_jax.models.published import LLADA_8B
+
+pytestmark = pytest.mark.skipif(launch.missing() is not None, reason=str(launch.missing()))
+
+MIB = 2**20
+POINTERS = 1024  # the outputs' table of addresses is not aliased
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
+@pytest.mark.parametrize(("model", "block"), [("llada-8b", 32), ("dream-7b", 33)])
+def test_vocab_scores_kernel_assembles_without_spills(target, model, block):
+    report = launch.run(target, "vocab-scores", Size(model=model, block=block), ptx=True)
+    assert report["custom_calls"] == {"__gpu$xla.gpu.triton": 1}
+    logits = block * {"llada-8b": 126_464, "dream-7b": 152_064}[model] * 4
+    assert logits < report["custom_call_bytes"] < 1.01 * logits  # the logits are read once, little is written
+    assert report["temp_bytes"] < 0.01 * logits
+    if find_ptxas() is None:
+        pytest.skip("no ptxas: registers and spills not checked")
+    arch, registers, spills = report["kernels"]["vocab_scores"]
+    assert arch == {"a100": "sm_80", "h100": "sm_90a"}[target]
+    assert 0 < registers <= 128 and spills == 0
+    assert {kernel[2] for kernel in report["kernels"].values()} == {0}
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
+def test_vanilla_loop_updates_in_place_and_is_one_graph(target):
+    report = launch.run(target, "vanilla-loop", Size(layers=2))
+    assert report["custom_calls"] == {"__gpu$xla.gpu.triton": 1}
+    assert report["launches"]["While"] == 1
+    assert report["launches"]["CommandBuffer"] == 1  # the whole body is one CUDA graph
+    assert report["big_copies"] == []
+    assert report["output_bytes"] - report["alias_bytes"] <= POINTERS  # the donated state is reused
+    assert report["host_temp_bytes"] == 0
+    weights = (2 * layer_parameters() + LLADA_8B.vocab_size * LLADA_8B.d_model) * 2
+    assert report["bytes_accessed"] > weights  # every layer and the head are read in a pass
+    assert report["argument_bytes"] <= report["peak_bytes"] < report["argument_bytes"] + 256 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "memory"), [("h100", 84_929_347_584)])
+def test_full_size_vanilla_step(target, memory):
+    """LLaDA-8B, 32 layers, 512 prompt columns and 256 generated positions, from abstract weights."""
+    report = launch.run(target, "vanilla-step", Size())
+    print(report)
+    assert 16_031_162_368 < report["argument_bytes"] < 16_031_162_368 + MIB
+    assert report["peak_bytes"] < report["argument_bytes"] + 256 * MIB < memory
+    assert report["big_copies"] == []
+    assert report["bytes_accessed"] > 2 * (32 * layer_parameters() + LLADA_8B.vocab_size * LLADA_8B.d_model)
+
+
+def layer_parameters() -> int:
+    d, f = LLADA_8B.d_model, LLADA_8B.d_ff
+    return 4 * d * d + 3 * d * f + 2 * d
