@@ -20,6 +20,7 @@ VERIFY_EXAMPLE = "example: polestar verify LLaDA-8B-Instruct llada.orbax"
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``convert``."""
+    parser.epilog = CONVERT_EXAMPLE
     parser.add_argument("source", metavar="SRC", help="model directory: Hugging Face (safetensors) or converted")
     parser.add_argument("destination", metavar="DST", help="directory to make; must not exist or be empty")
     parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="layout to write (default: orbax)")
@@ -37,6 +38,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``verify``."""
+    parser.epilog = VERIFY_EXAMPLE
     parser.add_argument("a", metavar="A", help="model directory, either layout")
     parser.add_argument("b", metavar="B", help="model directory, either layout")
     parser.add_argument("--no-logits", action="store_true", help="compare tensors only")
@@ -99,15 +101,15 @@ def main(argv: list[str] | None = None) -> int:
     """``python -m convert SRC DST ...`` and ``python -m convert verify A B``."""
     argv = sys.argv[1:] if argv is None else argv
     verb = argv[0] if argv and argv[0] in ("convert", "verify") else None
-    description, example, add, run = (
-        (VERIFY_HELP, VERIFY_EXAMPLE, add_verify_arguments, run_verify)
+    description, add, run = (
+        (VERIFY_HELP, add_verify_arguments, run_verify)
         if verb == "verify"
-        else (CONVERT_HELP, CONVERT_EXAMPLE, add_convert_arguments, run_convert)
+        else (CONVERT_HELP, add_convert_arguments, run_convert)
     )
-    example = example.replace("polestar convert", "python -m convert").replace("polestar", "python -m convert")
     prog = "python -m convert" + (f" {verb}" if verb else "")
-    parser = argparse.ArgumentParser(prog=prog, description=description, epilog=example)
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     add(parser)
+    parser.epilog = parser.epilog.replace("polestar convert", prog).replace("polestar", "python -m convert")
     args = parser.parse_args(argv[1:] if verb else argv)
     try:
         return run(args)

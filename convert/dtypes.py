@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+import os
+
 import ml_dtypes
 import numpy as np
 
@@ -58,9 +63,22 @@ def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     return result
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory on a 64-byte boundary, which JAX's CPU backend takes over without a second copy."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+def page_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A zeroed array in pages of its own.
+
+    JAX's CPU backend takes over memory this well aligned without a second copy, and the pages go back to the system
+    when the array dies.
+    """
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    count = math.prod(shape)
+    return np.frombuffer(mmap.mmap(-1, max(count * dtype.itemsize, 1), **private), dtype, count).reshape(shape)
+
+
+def release_heap() -> None:
+    """Give freed heap memory back to the system.
+
+    Writing happens in many short-lived threads, each with a heap of its own that would keep what was freed in it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:  # glibc
+        trim(0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from convert.dtypes import aligned_empty, bits, cast
+from convert.dtypes import bits, cast, page_aligned
 from convert.keymap import Slot
 
 # (tensor name, first row, end row) -> those rows as stored.
@@ -31,7 +31,7 @@ def row_blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int
 
 def fuse(slot: Slot, read: ReadRows, dtype: np.dtype) -> np.ndarray:
     """The weight of one slot in ``dtype``, made from checkpoint rows."""
-    fused = aligned_empty(slot.shape, dtype)
+    fused = page_aligned(slot.shape, dtype)
     for tensor, parts in zip(slot.sources, _parts(slot, bits(fused)), strict=True):
         for first, part in parts:
             for start, stop in row_blocks(part.shape, dtype.itemsize):

@@ -169,6 +169,4 @@ def _layer_slots(spec: ModelSpec, index: int) -> tuple[Slot, ...]:
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor a checkpoint of this spec holds, in the order of the forward pass."""
-    return {
-        tensor.name: tensor.shape for piece in pieces(spec) for slot in piece.slots for tensor in slot.sources
-    }
+    return {tensor.name: tensor.shape for piece in pieces(spec) for slot in piece.slots for tensor in slot.sources}

@@ -18,15 +18,17 @@ import jax
 import numpy as np
 
 from convert import manifest as manifests
-from convert.dtypes import WEIGHT_DTYPES, aligned_empty, bits
+from convert.dtypes import WEIGHT_DTYPES, bits, page_aligned, release_heap
 from convert.keymap import Piece, Slot
 from convert.manifest import ArrayInfo, Manifest, Part, array_name
 from polestar_jax.errors import InputError, RunError
 from polestar_jax.spec import ModelSpec
 
 # Bytes of weights in one orbax checkpoint (a single row may exceed it), and in one of its files.
-PART_BYTES = 64 << 20
-_FILE_BYTES = 8 << 20
+PART_BYTES = 32 << 20
+_FILE_BYTES = 4 << 20
+# Files in which orbax notes when and under which path it wrote.
+_NOTES = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 class Writer:
@@ -76,9 +78,11 @@ class Writer:
         except Exception as error:
             raise RunError(f"writing {directory} failed: {_first_line(error)}") from error
         rows = {name: (start, start + len(slab)) for name, (start, slab) in slabs.items()}
-        paths = sorted(path for path in target.rglob("*") if path.is_file())
+        paths = sorted(path for path in target.rglob("*") if path.is_file() and path.name not in _NOTES)
         files = {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
         parts.append(Part(directory, rows, files))
+        del tree
+        release_heap()
 
     def finish(self, spec: ModelSpec) -> None:
         """Write the spec and the manifest: from now on the directory counts as complete."""
@@ -111,10 +115,11 @@ def read_piece(
     slots = {array_name(slot): slot for slot in piece.slots}
     whole: np.ndarray | None = None
     for part in manifest.parts[piece.name]:
+        release_heap()
         for name, slab in _restore(directory, part, arrays).items():
             slot, (start, stop) = slots[name], part.rows[name]
             if start == 0:
-                whole = aligned_empty(slot.shape, slab.dtype)
+                whole = page_aligned(slot.shape, slab.dtype)
             bits(whole)[start:stop] = bits(slab)
             if stop == slot.shape[0]:
                 if checksums and _checksum(whole) != arrays[name].sha256:

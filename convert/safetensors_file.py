@@ -70,10 +70,16 @@ def read_header(path: Path) -> dict[str, Entry]:
 def read_rows(entry: Entry, start: int, stop: int) -> np.ndarray:
     """Rows ``start:stop`` (first axis) of a weight tensor, in memory of their own, bit for bit as stored."""
     rows = np.empty((stop - start, *entry.shape[1:]), WEIGHT_DTYPES[entry.dtype])
-    view = memoryview(rows.reshape(-1).view(np.uint8))
+    read_bytes(entry, start * (entry.nbytes // max(entry.shape[0], 1)), rows.reshape(-1).view(np.uint8))
+    return rows
+
+
+def read_bytes(entry: Entry, begin: int, out: np.ndarray) -> None:
+    """Fill ``out`` (uint8, contiguous) with a tensor's bytes from its byte ``begin`` on."""
+    view = memoryview(out)
     try:
         with entry.file.open("rb", buffering=0) as file:
-            file.seek(entry.start + start * (entry.nbytes // max(entry.shape[0], 1)))
+            file.seek(entry.start + begin)
             done = 0
             while done < len(view):
                 count = file.readinto(view[done:])
@@ -82,7 +88,6 @@ def read_rows(entry: Entry, start: int, stop: int) -> np.ndarray:
                 done += count
     except OSError as error:
         raise RunError(f"{entry.file}: reading tensor {entry.name} failed ({error.strerror})") from None
-    return rows
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

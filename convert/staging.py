@@ -50,8 +50,11 @@ def staged(destination: str | Path) -> Iterator[Path]:
             _clear(partial)
             yield partial
             _check_free(final)
+            for path in (*(child for child in partial.iterdir() if child.is_file()), partial):
+                _sync(path)
             os.rename(partial, final)
-            _sync(final.parent)
+            with contextlib.suppress(OSError):  # it is complete under its name, whatever the parent's state on disk
+                _sync(final.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -99,8 +102,8 @@ def _clear(partial: Path) -> None:
             child.unlink()
 
 
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -11,10 +11,12 @@ import numpy as np
 from convert.dtypes import WEIGHT_DTYPES, bits
 from convert.fuse import row_blocks
 from convert.keymap import expected_tensors
+from convert.safetensors_file import Entry, read_bytes
 from convert.source import Source, open_source
 from polestar_jax.errors import InputError
 
 SHOWN = 10
+_BLOCK_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +97,13 @@ def _comparable(first: Source, second: Source, name: str, differences: list[str]
         if x != y:
             differences.append(f"{name}: {what} {x} and {y}")
             return False
-    if left.dtype not in WEIGHT_DTYPES:
-        differences.append(f"{name}: dtype {left.dtype} is not read; accepted: {', '.join(WEIGHT_DTYPES)}")
-        return False
     return True
 
 
 def _first_difference(first: Source, second: Source, name: str) -> str | None:
     """Compare bits block by block; describes the first element that differs and how many do."""
+    if first.entries[name].dtype not in WEIGHT_DTYPES:
+        return _first_differing_byte(first.entries[name], second.entries[name])
     shape, itemsize = first.entries[name].shape, WEIGHT_DTYPES[first.entries[name].dtype].itemsize
     count, where = 0, ""
     for start, stop in row_blocks(shape, itemsize):
@@ -115,6 +116,18 @@ def _first_difference(first: Source, second: Source, name: str) -> str | None:
                 where = f"first at {place}: {_value(left[index])} and {_value(right[index])}"
             count += int(unequal.sum())
     return f"{name}: {count} of {int(np.prod(shape))} elements differ, {where}" if count else None
+
+
+def _first_differing_byte(left: Entry, right: Entry) -> str | None:
+    """The same for a tensor that is no weight (a stored table of positions, say), which only files can hold."""
+    for begin in range(0, left.nbytes, _BLOCK_BYTES):
+        blocks = [np.empty(min(_BLOCK_BYTES, left.nbytes - begin), np.uint8) for _ in range(2)]
+        for entry, block in zip((left, right), blocks, strict=True):
+            read_bytes(entry, begin, block)
+        unequal = np.flatnonzero(blocks[0] != blocks[1])
+        if unequal.size:
+            return f"{left.name}: bytes differ from byte {begin + unequal[0]} on"
+    return None
 
 
 def _value(x: np.generic) -> str:

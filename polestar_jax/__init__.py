@@ -15,13 +15,13 @@ __version__ = "0.1.0"
 
 # Name -> module that holds it; None: the name is a submodule. Imported on first use, so that `import polestar_jax` is cheap.
 _EXPORTS = {
-    "load": "polestar_jax.load",
-    "generate": "polestar_jax.generate",
-    "iterate": "polestar_jax.generate",
-    "stream": "polestar_jax.generate",
-    "logits": "polestar_jax.generate",
-    "Answer": "polestar_jax.generate",
-    "Stats": "polestar_jax.generate",
+    "load": "polestar_jax.loading",
+    "generate": "polestar_jax.generation",
+    "iterate": "polestar_jax.generation",
+    "stream": "polestar_jax.generation",
+    "logits": "polestar_jax.generation",
+    "Answer": "polestar_jax.generation",
+    "Stats": "polestar_jax.generation",
     "init_state": "polestar_jax.decode.engine",
     "step": "polestar_jax.decode.engine",
     "decode": "polestar_jax.decode.engine",
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _EXPORTS[name]
     value = importlib.import_module(f"{__name__}.{name}") if module is None else getattr(importlib.import_module(module), name)
-    globals()[name] = value  # also in front of a submodule of the same name (load, generate)
+    globals()[name] = value
     return value
 
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, model, tokenizer, decoder, messages: list[dict[str, str]], turn: int) -> str:
     """Decode one turn, printing the decided text as it grows."""
     from polestar_jax.cli.streaming import DecidedText
-    from polestar_jax.generate import stream
+    from polestar_jax.generation import stream
 
     shown = DecidedText(tokenizer, model.spec)
     for state in stream(model, tokenizer, [messages], decoder, seed=(args.seed + turn) % 2**32):

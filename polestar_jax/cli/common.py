@@ -71,7 +71,7 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
     import jax
 
     from polestar_jax import compilation_cache
-    from polestar_jax.load import load
+    from polestar_jax.loading import load
 
     compilation_cache.enable(args.cache_dir)
     dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)

@@ -114,14 +114,14 @@ def _entry(line: str, where: str, index: int) -> dict[str, Any]:
 
 
 def _answers(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any, entries: list, out: IO[str]) -> Iterator[Any]:
-    from polestar_jax import generate
+    from polestar_jax import generation
 
     prompts = [entry["prompt"] for entry in entries]
     if args.stream:
         yield from _streamed(args, model, tokenizer, decoder, prompts[0], out)
         return
     progress = lambda done, total: total > 1 and print(f"{done}/{total}", file=sys.stderr, flush=True)  # noqa: E731
-    yield from generate.iterate(
+    yield from generation.iterate(
         model, tokenizer, prompts, decoder, raw=args.raw, batch_size=args.batch_size, seed=args.seed, on_batch=progress
     )
 
@@ -130,11 +130,11 @@ def _streamed(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any
     """Show the decided beginning as it grows: as text, or with --json one object a pass; then the answer."""
     import time
 
-    from polestar_jax import generate
+    from polestar_jax import generation
     from polestar_jax.cli.streaming import DecidedText
     from polestar_jax.decode import engine
 
-    ids = generate.prompt_ids(prompt, tokenizer, raw=args.raw)
+    ids = generation.prompt_ids(prompt, tokenizer, raw=args.raw)
     state = engine.init_state(model, decoder, [ids], seed=args.seed)
     shown = DecidedText(tokenizer, model.spec)
     started = time.perf_counter()
@@ -148,8 +148,8 @@ def _streamed(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any
     if not args.json:
         print(file=out, flush=True)
     # The first pass compiled within this time, so a streamed answer reports no compile time of its own.
-    finished = generate.Finished(state, time.perf_counter() - started, 0.0)
-    yield from generate.answers(finished, [ids], model, decoder, tokenizer)
+    finished = generation.Finished(state, time.perf_counter() - started, 0.0)
+    yield from generation.answers(finished, [ids], model, decoder, tokenizer)
 
 
 def report(entry: dict[str, Any], answer: Any, args: argparse.Namespace, model: Any, decoder: Any) -> dict[str, Any]:

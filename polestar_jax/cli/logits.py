@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from polestar_jax.generate import logits
+    from polestar_jax.generation import logits
 
     ids = common.parse_ids(args.prompt_ids)
     common.check_writable(args.out, "--out")

@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from polestar_jax.models.published import MODELS
+    from polestar_jax.models.published import CHECKPOINTS
     from polestar_jax.tiny import DIRECTORY
     from polestar_jax.tiny.train import SPEC
 
     rows = [("tiny", SPEC, "embedded", str(DIRECTORY))]
-    rows += [(name, spec, "from a local directory (polestar convert)", None) for name, spec in MODELS.items()]
+    rows += [(name, spec, "from a local directory (polestar convert)", None) for name, spec in CHECKPOINTS.items()]
     for name, spec, how, path in rows:
         about = {
             "model": name, "family": spec.family, "parameters": spec.parameters, "layers": spec.n_layers, "width": spec.d_model,

@@ -66,32 +66,40 @@ def init_state(
     tokens[:, :columns] = spec.eos_id
     for row, prompt in zip(tokens, batch, strict=True):
         row[columns - len(prompt) : columns] = prompt
-    ids = jnp.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, jnp.uint32)
-    zero = lambda: jnp.zeros(len(batch), jnp.int32)  # noqa: E731 -- each leaf its own buffer: the state is donated
-    span = decoder.schedule.next(jnp.ones((len(batch), decoder.gen_length), bool))
-    state = DecodeState(
-        tokens=jnp.asarray(tokens),
-        pad=jnp.asarray([columns - len(prompt) for prompt in batch], jnp.int32),
+    ids = np.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, np.uint32)
+    pad = np.array([columns - len(prompt) for prompt in batch], np.int32)
+    state = _fresh(decoder, tokens, pad, np.uint32(seed), ids)
+    return state.replace(cache=decoder.cache.init(spec, _guided(state, decoder, spec), model.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _fresh(decoder: Decoder, tokens: jax.Array, pad: jax.Array, seed: jax.Array, ids: jax.Array) -> DecodeState:
+    """The state of canvases nobody has worked on, without a cache."""
+    b, gen_length = pad.shape[0], decoder.gen_length
+    span = decoder.schedule.next(jnp.ones((b, gen_length), bool))
+    zero = jnp.zeros(b, jnp.int32)
+    return DecodeState(
+        tokens=tokens,
+        pad=pad,
         key=jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(ids),
         passes=jnp.int32(0),
-        nfe=zero(),
-        full_forwards=zero(),
-        partial_forwards=zero(),
-        refreshes=zero(),
+        nfe=zero,
+        full_forwards=zero,
+        partial_forwards=zero,
+        refreshes=zero,
         span_start=span.start,
         span_end=span.end,
         span_index=span.index,
-        span_passes=zero(),
+        span_passes=zero,
         span_masks=span.end - span.start,
-        committed=zero(),
-        near_ties=zero(),
-        reason=jnp.full((len(batch), decoder.gen_length), -1, jnp.int8),
-        committed_at=jnp.full((len(batch), decoder.gen_length), -1, jnp.int32),
-        done=jnp.zeros(len(batch), bool),
-        commit=_rule(decoder).init(len(batch), decoder.gen_length),
-        trace=decoder.trace.init(decoder.max_passes, len(batch), decoder.gen_length) if decoder.trace else None,
+        committed=zero,
+        near_ties=zero,
+        reason=jnp.full((b, gen_length), -1, jnp.int8),
+        committed_at=jnp.full((b, gen_length), -1, jnp.int32),
+        done=jnp.zeros(b, bool),
+        commit=_rule(decoder).init(b, gen_length),
+        trace=decoder.trace.init(decoder.max_passes, b, gen_length) if decoder.trace else None,
     )
-    return state.replace(cache=decoder.cache.init(spec, _guided(state, decoder, spec), model.dtype))
 
 
 def check_prompt(prompt: Sequence[int], spec: ModelSpec, gen_length: int) -> None:

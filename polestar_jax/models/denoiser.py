@@ -94,7 +94,7 @@ class Denoiser(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        return self.embedding[...].dtype
+        return self.embedding.get_value().dtype
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """tokens i32 [b, r] -> [b, r, d]."""

@@ -51,3 +51,12 @@ DREAM_7B = ModelSpec(
 """Dream-v0-Instruct-7B; Dream-v0-Base-7B has the same configuration."""
 
 PUBLISHED = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
+
+CHECKPOINTS = {
+    "LLaDA-8B-Base": LLADA_8B,
+    "LLaDA-8B-Instruct": LLADA_8B,
+    "LLaDA-1.5": LLADA_8B,
+    "Dream-v0-Base-7B": DREAM_7B,
+    "Dream-v0-Instruct-7B": DREAM_7B,
+}
+"""Published checkpoint -> its spec."""

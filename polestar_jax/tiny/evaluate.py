@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from polestar_jax.decode.policy import Decoder
-from polestar_jax.generate import Stats, iterate
+from polestar_jax.generation import Stats, iterate
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.tiny.tasks import TASKS, Example, load_evaluation_set, score
 from polestar_jax.tokenization import Tokenizer

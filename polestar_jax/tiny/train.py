@@ -3,9 +3,9 @@
 The recipe has a constant learning rate followed by a linear decay, and three habits that fit the model to block-wise
 decoding with caches:
 
-* some masks are drawn block-wise (clean before, masked after) instead of uniformly over the response;
-* from ``hide_from`` on, half of the examples hide the response from the prompt rows, so that the model works in the response
-  rows and a cached prompt stays true;
+* from ``adapt_from`` on, some masks are drawn block-wise (clean before, masked after) instead of uniformly over the
+  response, and half of the examples hide the response from the prompt rows, so that the model works in the response rows
+  and a cached prompt stays true;
 * canvases are tight for most steps and as long as decoding uses them in the rest, so that the model fills a long response
   with end-of-text.
 """
@@ -28,7 +28,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
 from polestar_jax.tiny import vocabulary as words
-from polestar_jax.tiny.tasks import training_examples
+from polestar_jax.tiny.tasks import TrainingExamples
 
 SPEC = ModelSpec(
     family="llada", d_model=128, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=384, vocab_size=416,
@@ -50,9 +50,9 @@ class Recipe:
     adam_rate: float = 3e-3
     weight_decay: float = 0.01
     ema: float = 0.998
-    block_masks: float = 0.4
+    block_masks: float = 0.3
     hide_share: float = 0.5
-    hide_from: int = 4000
+    adapt_from: int = 4000
     long_share: float = 0.04
     long_share_decay: float = 0.25
 
@@ -62,6 +62,7 @@ class Recipe:
         return warm * jnp.clip((self.steps - step) / max(1, self.decay_steps), 0.01, 1.0)
 
 
+REPORT_EVERY = 100
 TIGHT_CANVASES = (24, 32, 40, 56, 72)
 LONG_CANVASES = ((96, 1), (128, 1), (192, 2), (320, 4))  # (positions, by how much the batch shrinks)
 
@@ -73,13 +74,13 @@ def batches(recipe: Recipe, start: int = 0) -> Iterator[tuple[np.ndarray, np.nda
     then a full batch is put on a longer canvas. The sequence depends on the recipe's seed alone.
     """
     tokenizer = words.build_tokenizer()
-    examples = training_examples(recipe.seed)
+    examples = TrainingExamples(recipe.seed)
     queues: dict[int, list] = {size: [] for size in TIGHT_CANVASES}
     rng = np.random.default_rng(recipe.seed)
     held: collections.deque = collections.deque()  # examples left over by a batch on a long, hence narrow, canvas
     step = 0
     while True:
-        example = next(examples)
+        example = examples.draw(step)
         prompt = tokenizer.encode(f"<|startoftext|><|user|>{example.prompt}<|assistant|>").ids
         row = (len(prompt), prompt + tokenizer.encode(" " + example.answer).ids)
         size = next(size for size in TIGHT_CANVASES if size > len(row[1]) + 1)
@@ -100,7 +101,7 @@ def batches(recipe: Recipe, start: int = 0) -> Iterator[tuple[np.ndarray, np.nda
         step += 1
 
 
-def draw_masks(key: jax.Array, tokens: jax.Array, prompt_length: jax.Array, block_share: float) -> tuple[jax.Array, jax.Array]:
+def draw_masks(key: jax.Array, tokens: jax.Array, prompt_length: jax.Array, block_share: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Which response positions are masked, bool [b, n], and each one's loss weight, f32 [b, n].
 
     LLaDA's objective in its low-variance form: l of the L response tokens, l uniform in 1..L and stratified over the
@@ -144,10 +145,10 @@ def make_step(recipe: Recipe, graph: nnx.GraphDef) -> tuple[optax.GradientTransf
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
     def step(params, state, average, tokens, prompt_length, index):
         mask_key, hide_key = jax.random.split(jax.random.fold_in(jax.random.key(recipe.seed), index))
-        masked, weight = draw_masks(mask_key, tokens, prompt_length, recipe.block_masks)
+        adapting = index >= recipe.adapt_from
+        masked, weight = draw_masks(mask_key, tokens, prompt_length, jnp.where(adapting, recipe.block_masks, 0.0))
         response = jnp.arange(tokens.shape[1])[None] >= prompt_length[:, None]
-        share = jnp.where(index >= recipe.hide_from, recipe.hide_share, 0.0)
-        hidden = jax.random.bernoulli(hide_key, share, (tokens.shape[0], 1, 1))
+        hidden = jax.random.bernoulli(hide_key, jnp.where(adapting, recipe.hide_share, 0.0), (tokens.shape[0], 1, 1))
         visible = ~(hidden & ~response[:, :, None] & response[:, None, :])
         loss, grads = jax.value_and_grad(loss_fn)(params, tokens, masked, weight, visible)
         updates, state = optimiser.update(grads, state, params)
@@ -176,21 +177,20 @@ def train(
     *,
     on_progress: Callable[[int, float, float], None] = lambda step, loss, seconds: None,
     on_checkpoint: Callable[[int, object], None] = lambda step, carry: None,
-    every: int = 100,
-    resume: tuple[int, object] | None = None,
+    resume: Callable[[object], tuple[int, object]] = lambda carry: (0, carry),
 ) -> Denoiser:
     """Train and return the moving-average model in float32.
 
     Args:
       recipe: hyper-parameters.
-      on_progress: called every ``every`` steps with (steps done, mean loss since the last call, seconds since the start).
+      on_progress: called every REPORT_EVERY steps with (steps done, mean loss since the last call, seconds since the start).
       on_checkpoint: called at the same moments with (steps done, (params, optimiser state, average)).
-      resume: (steps done, carry) of an earlier checkpoint.
+      resume: given the fresh carry, the (steps done, carry) to start from.
     """
     graph, params = nnx.split(Denoiser(SPEC, nnx.Rngs(recipe.seed)))
     params = nnx.to_pure_dict(params)
     optimiser, step = make_step(recipe, graph)
-    done, carry = resume or (0, (params, optimiser.init(params), jax.tree.map(jnp.copy, params)))
+    done, carry = resume((params, optimiser.init(params), jax.tree.map(jnp.copy, params)))
     started, losses = time.perf_counter(), []
     for tokens, lengths in batches(recipe, done):
         if done >= recipe.steps:
@@ -198,7 +198,7 @@ def train(
         *carry, loss = step(*carry, tokens, lengths, done)
         losses.append(loss)
         done += 1
-        if done % every == 0 or done == recipe.steps:
+        if done % REPORT_EVERY == 0 or done == recipe.steps:
             on_progress(done, float(jnp.mean(jnp.stack(losses))), time.perf_counter() - started)
             on_checkpoint(done, tuple(carry))
             losses = []

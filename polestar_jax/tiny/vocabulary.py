@@ -49,7 +49,8 @@ def build_tokenizer():
     scores = [(token, 0.0 if token in hidden else -10.0 if len(token) == 1 else -1.0) for token in vocabulary()]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=UNKNOWN, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    # An answer starts with a space, as every word does; it is not shown.
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     return tokenizer
 

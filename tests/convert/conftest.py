@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from polestar_jax.errors import InputError
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def forward():
         tokens = np.asarray(tokens, np.int32)[None]
         positions = np.arange(tokens.shape[1], dtype=np.int32) if positions is None else positions
         with jax.default_matmul_precision("highest"):
-            return np.asarray(_logits(*nnx.split(model), tokens, positions[None], None if valid is None else valid[None]))[0]
+            return np.asarray(
+                _logits(*nnx.split(model), tokens, positions[None], None if valid is None else valid[None])
+            )[0]
 
     return run

@@ -74,21 +74,38 @@ def test_wrong_options_exit_with_2(tmp_path, capsys):
     assert caught.value.code == 0 and "example: python -m convert LLaDA" in capsys.readouterr().out
 
 
-SIDE = (
-    "config.json generation_config.json tokenizer.json tokenizer_config.json vocab.json merges.txt special_tokens_map.json"
-    " added_tokens.json chat_template.jinja"
-).split()
+SIDE = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+]
 
 
 def test_tokenizer_files_travel_code_and_pickles_do_not(tmp_path):
     source = copy_of("llada_1layer", tmp_path / "src")
     for name in SIDE[1:]:
         (source / name).write_text(f"contents of {name}")
-    for name in ("modeling_llada.py", "configuration_llada.py", "pytorch_model.bin", "training_args.bin", "x.pt", "notes.md"):
+    for name in (
+        "modeling_llada.py",
+        "configuration_llada.py",
+        "pytorch_model.bin",
+        "training_args.bin",
+        "x.pt",
+        "notes.md",
+    ):
         (source / name).write_bytes(b"\x80\x02cos\nsystem\n")
     to_orbax(source, tmp_path / "orbax")
     to_hf(tmp_path / "orbax", tmp_path / "back")
-    for directory, own in ((tmp_path / "orbax", ["manifest.json", "spec.json", "weights"]), (tmp_path / "back", ["model.safetensors"])):
+    for directory, own in (
+        (tmp_path / "orbax", ["manifest.json", "spec.json", "weights"]),
+        (tmp_path / "back", ["model.safetensors"]),
+    ):
         assert sorted(path.name for path in directory.iterdir()) == sorted([*SIDE, *own])
         for name in SIDE:
             assert (directory / name).read_bytes() == (source / name).read_bytes()
@@ -100,7 +117,7 @@ from pathlib import Path
 from convert.cli import main
 assert main([sys.argv[1], sys.argv[2]]) == 0
 assert main(["verify", sys.argv[1], sys.argv[2]]) == 0
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 load_model(sys.argv[1]), load_model(sys.argv[2])
 for name in ("torch", "tensorflow", "pickletools", "modeling_llada", "transformers.models.llada"):
     assert name not in sys.modules, name

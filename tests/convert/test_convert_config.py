@@ -9,16 +9,45 @@ from polestar_jax.errors import InputError
 from polestar_jax.models.published import DREAM_7B, LLADA_8B
 from tests.convert.checkpoints import checkpoint, config, small_dream, small_llada
 
-LLADA_KEYS = (
-    "architectures model_type d_model n_layers n_heads n_kv_heads mlp_hidden_size vocab_size embedding_size"
-    " max_sequence_length rope_theta rms_norm_eps mask_token_id eos_token_id block_type activation_type layer_norm_type"
-    " rope include_bias weight_tying"
-).split()
-DREAM_KEYS = (
-    "architectures model_type hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size"
-    " vocab_size max_position_embeddings rope_theta rms_norm_eps mask_token_id eos_token_id hidden_act"
-    " tie_word_embeddings"
-).split()
+LLADA_KEYS = [
+    "architectures",
+    "model_type",
+    "d_model",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    "mlp_hidden_size",
+    "vocab_size",
+    "embedding_size",
+    "max_sequence_length",
+    "rope_theta",
+    "rms_norm_eps",
+    "mask_token_id",
+    "eos_token_id",
+    "block_type",
+    "activation_type",
+    "layer_norm_type",
+    "rope",
+    "include_bias",
+    "weight_tying",
+]
+DREAM_KEYS = [
+    "architectures",
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "rope_theta",
+    "rms_norm_eps",
+    "mask_token_id",
+    "eos_token_id",
+    "hidden_act",
+    "tie_word_embeddings",
+]
 
 
 def without(model: dict, *keys: str) -> dict:
@@ -41,8 +70,20 @@ def test_published_configurations_give_the_published_specs():
 
 def test_small_vocabularies_stop_at_their_own_eos_only():
     llada, dream = (spec_from_config(config(name), source=name) for name in ("llada_gqa", "dream"))
-    assert (llada.stop_ids, llada.bos_id, llada.n_kv_heads, llada.logit_shift, llada.qkv_bias) == ((257,), None, 2, 0, False)
-    assert (dream.stop_ids, dream.bos_id, dream.n_kv_heads, dream.logit_shift, dream.qkv_bias) == ((257,), 257, 2, 1, True)
+    assert (llada.stop_ids, llada.bos_id, llada.n_kv_heads, llada.logit_shift, llada.qkv_bias) == (
+        (257,),
+        None,
+        2,
+        0,
+        False,
+    )
+    assert (dream.stop_ids, dream.bos_id, dream.n_kv_heads, dream.logit_shift, dream.qkv_bias) == (
+        (257,),
+        257,
+        2,
+        1,
+        True,
+    )
     assert (llada.norm_eps, dream.norm_eps) == (1e-5, 1e-6)
 
 
@@ -115,7 +156,8 @@ def test_b29_both_dialects_are_read():
 
 
 @pytest.mark.parametrize(
-    ("key", "other"), [("d_model", "hidden_size"), ("n_kv_heads", "num_key_value_heads"), ("n_layers", "num_hidden_layers")]
+    ("key", "other"),
+    [("d_model", "hidden_size"), ("n_kv_heads", "num_key_value_heads"), ("n_layers", "num_hidden_layers")],
 )
 def test_b29_dialects_that_contradict_each_other_show_both_values(key, other):
     message = refused(small_llada() | {other: 77})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -14,8 +15,8 @@ ROOT = checkpoint("llada").parents[3]
 
 pytestmark = pytest.mark.slow
 
-# Above the largest tensor: one orbax checkpoint (64 MB) in flight, and its compressed copy, and buffers.
-CONSTANT = 150_000_000
+# Beyond the arrays: an orbax checkpoint (32 MB) in flight and its compressed copy, heaps of the threads that handle it.
+CONSTANT = 180_000_000
 
 MEASURE = """
 import json, re, sys
@@ -31,7 +32,7 @@ print(json.dumps(peak() - before))
 
 LOAD = """
 import json, re, sys
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 def peak():
     return 1000 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 warm = load_model(sys.argv[1])
@@ -68,10 +69,14 @@ def large(tmp_path_factory):
     with (directory / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for left in range(position, 0, -(1 << 22)):  # values of both signs around 1, which compress as weights do
-            block = rng.integers(0x3C00, 0x4000, 1 << 21).astype(np.uint16) | rng.integers(0, 2, 1 << 21).astype(np.uint16) << 15
+            block = (
+                rng.integers(0x3C00, 0x4000, 1 << 21).astype(np.uint16)
+                | rng.integers(0, 2, 1 << 21).astype(np.uint16) << 15
+            )
             file.write(block.tobytes()[:left])
     (directory / "config.json").write_text(json.dumps(model))
-    return directory, 2 * 125_000 * 1024, position
+    yield directory, 2 * 125_000 * 1024, position
+    shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("options", [[], ["--dtype", "float32"], ["--to", "hf"]], ids=["orbax", "orbax-float32", "hf"])
@@ -79,6 +84,7 @@ def test_converting_takes_the_largest_tensor_and_a_constant(large, tmp_path, opt
     source, largest, total = large
     largest *= 2 if "float32" in options else 1
     grown = measure(MEASURE, checkpoint("llada_1layer"), source, tmp_path / "out", *options)
+    shutil.rmtree(tmp_path / "out")
     print(f"{total / 1e6:.0f} MB converted, largest tensor {largest / 1e6:.0f} MB, peak grew by {grown / 1e6:.0f} MB")
     assert grown <= largest + CONSTANT
     if options == ["--to", "hf"]:
@@ -92,4 +98,5 @@ def test_loading_holds_the_weights_once(large, tmp_path):
             measure(MEASURE, checkpoint("llada_1layer"), source, directory)
         grown = measure(LOAD, checkpoint("llada_1layer"), directory)
         print(f"{total / 1e6:.0f} MB loaded, peak grew by {grown / 1e6:.0f} MB")
-        assert total * 0.9 <= grown <= total + largest / 2 + CONSTANT
+        assert total * 0.9 <= grown <= total + 240_000_000 < total + largest
+    shutil.rmtree(tmp_path / "orbax")

@@ -1,4 +1,4 @@
-"""Converted directories: what is in them, what happens to damaged and unfinished ones, and that none appears half-made."""
+"""Converted directories: what is in them, what becomes of damaged and unfinished ones; none appears half-made."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from convert.to_hf import to_hf
 from convert.to_orbax import to_orbax
 from convert.verify import verify
 from polestar_jax.errors import InputError, RunError
-from polestar_jax.load import load_model, load_spec
+from polestar_jax.loading import load, load_model, load_spec
 from tests.convert.checkpoints import (
     checkpoint,
     copy_of,
@@ -60,8 +60,22 @@ def test_b33_twelve_layers_keep_their_order_and_no_rng_state_is_kept(tmp_path):
         np.testing.assert_array_equal(np.asarray(layer.qkv[...])[:, :, 0], q.T.reshape(16, 2, 8))
     state = nnx.to_flat_state(nnx.state(loaded))
     assert {type(leaf) for _, leaf in state} == {nnx.Param}
-    names = {name for piece in json.loads((tmp_path / "orbax" / "manifest.json").read_text())["arrays"].values() for name in piece}
-    assert names == {"embedding", "attn_norm.weight", "qkv", "out", "mlp_norm.weight", "gate_up", "down", "norm.weight", "head"}
+    names = {
+        name
+        for piece in json.loads((tmp_path / "orbax" / "manifest.json").read_text())["arrays"].values()
+        for name in piece
+    }
+    assert names == {
+        "embedding",
+        "attn_norm.weight",
+        "qkv",
+        "out",
+        "mlp_norm.weight",
+        "gate_up",
+        "down",
+        "norm.weight",
+        "head",
+    }
 
 
 def test_both_layouts_load_the_same_model(converted, forward):
@@ -69,8 +83,16 @@ def test_both_layouts_load_the_same_model(converted, forward):
     assert first.spec == second.spec == load_spec(converted)
     tokens = np.arange(20)
     np.testing.assert_array_equal(forward(first, tokens), forward(second, tokens))
-    for (path, a), (other, b) in zip(nnx.to_flat_state(nnx.state(first)), nnx.to_flat_state(nnx.state(second)), strict=True):
+    for (path, a), (other, b) in zip(
+        nnx.to_flat_state(nnx.state(first)), nnx.to_flat_state(nnx.state(second)), strict=True
+    ):
         assert path == other and np.asarray(a[...]).tobytes() == np.asarray(b[...]).tobytes()
+
+
+def test_load_gives_no_tokenizer_where_there_is_none(converted):
+    for directory in (converted, checkpoint("llada_1layer")):
+        model, tokenizer = load(directory, dtype="float32")
+        assert model.spec.vocab_size == 260 and tokenizer is None
 
 
 def test_a_loaded_model_does_not_change_with_its_files(tmp_path):
@@ -92,7 +114,9 @@ def test_b33_other_layouts_are_refused_clearly(tmp_path, refuses_to_load):
     assert "bare orbax checkpoint" in refuses_to_load(tmp_path / "bare")
     (tmp_path / "empty").mkdir()
     assert "config.json" in refuses_to_load(tmp_path / "empty")
-    assert "no model" in refuses_to_load(tmp_path / "absent") and "nothing is downloaded" in refuses_to_load("GSAI-ML/LLaDA-8B-Base")
+    assert "no model" in refuses_to_load(tmp_path / "absent") and "nothing is downloaded" in refuses_to_load(
+        "GSAI-ML/LLaDA-8B-Base"
+    )
 
 
 def test_b33_a_manifest_of_other_arrays_is_refused(damaged, refuses_to_load):
@@ -150,7 +174,9 @@ def test_changed_weights_are_found_by_their_checksum(damaged, tmp_path):
     """Same size, another value: one array of another model of the same shape."""
     other = _convert(tmp_path / "other")
     tensors = random_tensors(json.loads((damaged / "config.json").read_text()), seed=5)
-    to_orbax(write_checkpoint(tmp_path / "src", json.loads((damaged / "config.json").read_text()), tensors), tmp_path / "o")
+    to_orbax(
+        write_checkpoint(tmp_path / "src", json.loads((damaged / "config.json").read_text()), tensors), tmp_path / "o"
+    )
     target = damaged / "weights" / "head.00" / "norm.weight" / "0"
     shutil.copy(tmp_path / "o" / "weights" / "head.00" / "norm.weight" / "0", target)
     manifest = json.loads((damaged / "manifest.json").read_text())
@@ -173,7 +199,10 @@ def test_b35_relative_paths_are_resolved(tmp_path, monkeypatch):
 
 
 def test_an_existing_destination_is_never_touched(tmp_path):
-    for name, make in {"dir": lambda p: (p.mkdir(), (p / "keep").write_text("x")), "file": lambda p: p.write_text("x")}.items():
+    for name, make in {
+        "dir": lambda p: (p.mkdir(), (p / "keep").write_text("x")),
+        "file": lambda p: p.write_text("x"),
+    }.items():
         make(tmp_path / name)
         for convert in (to_orbax, to_hf):
             with pytest.raises(InputError, match=name):
@@ -253,7 +282,16 @@ sys.exit(main(sys.argv[2:]))
 @pytest.mark.parametrize("to", ["orbax", "hf"])
 def test_b35_a_file_system_that_refuses_large_files_gives_exit_status_1(tmp_path, to):
     """A real write error in orbax's background thread, not a stub: files may not grow beyond 20 kB."""
-    command = [sys.executable, "-c", LIMITED, "20000", str(checkpoint("llada_1layer")), str(tmp_path / "out"), "--to", to]
+    command = [
+        sys.executable,
+        "-c",
+        LIMITED,
+        "20000",
+        str(checkpoint("llada_1layer")),
+        str(tmp_path / "out"),
+        "--to",
+        to,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 1, done.stderr
     errors = [line for line in done.stderr.splitlines() if not line.startswith("convert: ")]
@@ -282,6 +320,8 @@ def test_weights_go_to_the_default_device_once(converted, monkeypatch):
 def test_reading_a_piece_restores_each_part_once(converted, monkeypatch, tmp_path):
     restored = []
     restore = orbax_dir._restore
-    monkeypatch.setattr(orbax_dir, "_restore", lambda d, part, arrays: (restored.append(part.directory), restore(d, part, arrays))[1])
+    monkeypatch.setattr(
+        orbax_dir, "_restore", lambda d, part, arrays: (restored.append(part.directory), restore(d, part, arrays))[1]
+    )
     to_hf(converted, tmp_path / "hf")
     assert restored == ["embedding.00", "layer_000.00", "head.00"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 from polestar_jax.models.attention import attend
 from polestar_jax.models.denoiser import RMSNorm
 from tests.convert.checkpoints import (
@@ -56,7 +56,9 @@ def test_logits_equal_the_numpy_reference(name, forward):
 
 def square_llada(**changes):
     """A LLaDA whose every matrix is square: no shape tells a transposed or swapped tensor."""
-    return small_llada(d_model=40, n_heads=2, n_kv_heads=2, mlp_hidden_size=40, vocab_size=40, embedding_size=40) | changes
+    return (
+        small_llada(d_model=40, n_heads=2, n_kv_heads=2, mlp_hidden_size=40, vocab_size=40, embedding_size=40) | changes
+    )
 
 
 def test_b20_a_square_transpose_is_caught(tmp_path, forward):

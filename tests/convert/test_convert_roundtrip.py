@@ -12,7 +12,7 @@ from convert.to_hf import to_hf
 from convert.to_orbax import to_orbax
 from convert.verify import verify
 from polestar_jax.errors import InputError
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 from tests.convert.checkpoints import (
     CHECKPOINTS,
     by_kind,
@@ -49,7 +49,10 @@ def test_golden_checkpoints_resharded_by_kind_come_back_byte_equal(tmp_path, nam
 
 def odd_bits(tensors):
     """Put signed zeros, subnormals, infinities and NaNs with payloads into every tensor."""
-    patterns = {2: [0x8000, 0x0001, 0x8003, 0x7FA5, 0xFFC1, 0x7F81, 0xFF80], 4: [0x80000000, 0x00000001, 0x7F800ABC, 0xFFC00001]}
+    patterns = {
+        2: [0x8000, 0x0001, 0x8003, 0x7FA5, 0xFFC1, 0x7F81, 0xFF80],
+        4: [0x80000000, 0x00000001, 0x7F800ABC, 0xFFC00001],
+    }
     result = {}
     for name, array in tensors.items():
         array = array.copy()
@@ -134,7 +137,10 @@ def test_casting_rounds_to_nearest_even_everywhere(tmp_path, name):
         assert json.loads((tmp_path / "orbax" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     to_hf(tmp_path / "orbax", tmp_path / "wide", dtype="float32")
     wide = read_tensors(tmp_path / "wide")
-    assert all(array.tobytes() == np.frombuffer(expected[n], ml_dtypes.bfloat16).astype(np.float32).tobytes() for n, array in wide.items())
+    assert all(
+        array.tobytes() == np.frombuffer(expected[n], ml_dtypes.bfloat16).astype(np.float32).tobytes()
+        for n, array in wide.items()
+    )
 
 
 @pytest.mark.parametrize("convert", [to_orbax, to_hf])
@@ -154,7 +160,9 @@ def test_b26_exported_files_are_what_transformers_accepts(tmp_path):
     to_hf(checkpoint("dream"), tmp_path / "hf", max_shard_bytes=200_000)
     index = json.loads((tmp_path / "hf" / INDEX).read_text())
     files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
-    assert files == [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)] and len(files) > 3
+    assert (
+        files == [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)] and len(files) > 3
+    )
     assert sorted(set(index["weight_map"].values())) == files
     total = 0
     for file in files:
@@ -166,7 +174,11 @@ def test_b26_exported_files_are_what_transformers_accepts(tmp_path):
         total += size
         with safe_open(tmp_path / "hf" / file, framework="numpy") as opened:
             assert opened.metadata() == {"format": "pt"} and set(opened.keys()) == set(header)
-    assert index["metadata"]["total_size"] == total == sum(len(raw) for _, _, raw in raw_tensors(checkpoint("dream")).values())
+    assert (
+        index["metadata"]["total_size"]
+        == total
+        == sum(len(raw) for _, _, raw in raw_tensors(checkpoint("dream")).values())
+    )
 
 
 def test_b26_one_file_where_all_fits_and_one_each_for_large_tensors(tmp_path):
@@ -188,7 +200,11 @@ def test_b20_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path,
     tensors["model.transformer.blocks.2.q_proj.weight"] = np.ones((16, 16), np.float32)
     source = write_checkpoint(tmp_path / "src", model, tensors, {"model-00001-of-00001.safetensors": list(tensors)})
     message = refuses_to_load(source)
-    for words in (f"missing tensors: {gone}", "unknown tensors: model.transformer.blocks.2.q_proj.weight", "[8, 16] instead of [16, 16]"):
+    for words in (
+        f"missing tensors: {gone}",
+        "unknown tensors: model.transformer.blocks.2.q_proj.weight",
+        "[8, 16] instead of [16, 16]",
+    ):
         assert words in message
     assert message.count("model-00001-of-00001.safetensors") == 2
     for convert in (to_orbax, to_hf):
@@ -270,6 +286,16 @@ def test_verify_tells_names_shapes_types_and_specs_apart(tmp_path):
     assert report.differences[0] == "spec n_layers: 2 and 3" and report.difference_count >= 10
 
 
+def test_verify_compares_tensors_that_are_no_weights_too(tmp_path):
+    model, tensors = small_llada(), random_tensors(small_llada())
+    extra = {"model.transformer.inv_freq": np.arange(6), "model.transformer.flag": np.array(7, np.uint8)}
+    first = write_checkpoint(tmp_path / "a", model, tensors | extra)
+    assert verify(first, write_checkpoint(tmp_path / "b", model, tensors | extra)).same
+    extra["model.transformer.inv_freq"] = np.array([0, 1, 2, 9, 4, 5])
+    report = verify(first, write_checkpoint(tmp_path / "c", model, tensors | extra))
+    assert report.differences == ("model.transformer.inv_freq: bytes differ from byte 24 on",)
+
+
 def test_llada_without_the_leading_model_is_the_same_model(tmp_path):
     tensors = read_tensors(checkpoint("llada"))
     bare = {name.removeprefix("model."): array for name, array in tensors.items()}
@@ -278,6 +304,10 @@ def test_llada_without_the_leading_model_is_the_same_model(tmp_path):
     to_orbax(source, tmp_path / "orbax")
     to_hf(tmp_path / "orbax", tmp_path / "back")
     assert raw_tensors(tmp_path / "back") == raw_tensors(checkpoint("llada"))
-    both = write_checkpoint(tmp_path / "both", config("llada"), tensors | {"transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]})
+    both = write_checkpoint(
+        tmp_path / "both",
+        config("llada"),
+        tensors | {"transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]},
+    )
     with pytest.raises(InputError, match=r"transformer\.ln_f\.weight"):
         to_orbax(both, tmp_path / "out")

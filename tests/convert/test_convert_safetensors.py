@@ -9,11 +9,11 @@ import pytest
 from convert.index import list_tensors
 from convert.safetensors_file import read_header, read_rows
 from polestar_jax.errors import InputError
-from polestar_jax.load import load_model
+from polestar_jax.loading import load_model
 from tests.convert.checkpoints import (
     by_kind,
-    raw_header,
     random_tensors,
+    raw_header,
     small_dream,
     small_llada,
     write_checkpoint,

@@ -44,7 +44,9 @@ def test_published_models_have_the_published_tensors(name, tensors, gigabytes):
 def test_every_weight_has_exactly_one_source(name):
     spec = spec_from_config(config(name), source=name)
     slots = [slot for piece in pieces(spec) for slot in piece.slots]
-    assert {slot.path: slot.shape for slot in slots} == {path: shape for path, (shape, _) in abstract_shapes(spec).items()}
+    assert {slot.path: slot.shape for slot in slots} == {
+        path: shape for path, (shape, _) in abstract_shapes(spec).items()
+    }
     names = [tensor.name for slot in slots for tensor in slot.sources]
     assert len(names) == len(set(names)) == {"llada_1layer": 12, "dream": 39}.get(name, 30)
     for slot in slots:

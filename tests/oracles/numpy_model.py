@@ -115,7 +115,7 @@ def rotate(x: np.ndarray, positions: np.ndarray, theta: float, *, interleaved: b
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
     """q [n, h, e] over k, v [m, g, e]; query head j reads key/value head j // (h/g). valid: bool [m] or [n, m]."""
-    n, h, e = q.shape
+    _, h, e = q.shape
     group = h // k.shape[1]
     out = np.empty_like(q)
     for j in range(h):
