@@ -36,11 +36,13 @@ FILTERS = {
     "top_p": Setting(type=float, default=None, above=0, high=1, help="nucleus filter of the tempered distribution"),
     "top_k": Setting(type=int, default=None, low=1, help="top-k filter of the tempered distribution"),
     "filtered_confidence": Setting(
-        type=bool, default=False, help="rank by the tempered, filtered distribution (Dream's sampler) instead of the plain softmax"
+        type=bool,
+        default=False,
+        help="rank by the tempered, filtered distribution (Dream's sampler) instead of the plain softmax",
     ),
 }
 VANILLA = COMMON | FILTERS | {
-    "steps": Setting(type=int, default=None, low=1, help="forward passes in all, a multiple of the number of blocks; none: gen_length"),
+    "steps": Setting(type=int, default=None, low=1, help="forward passes in all, the same for every block; none: gen_length"),
     "order": Setting(
         type=str, default="low_confidence", choices=(*commit.ORDERS, "origin"),
         help="what positions are ranked by; low_confidence (LLaDA) and maskgit_plus (Dream) rank alike",
@@ -50,7 +52,7 @@ VANILLA = COMMON | FILTERS | {
         help="commits a pass: masks / steps with the remainder first, or Dream's floored share of what is left",
     ),
     "eps": Setting(type=float, default=1e-3, above=0, high=0.5, help="last time of dream_floor and origin"),
-    "order_temperature": Setting(type=float, default=0.0, low=0, help="above 0: positions are drawn, not ranked (Dream's alg_temp)"),
+    "order_temperature": Setting(type=float, default=0.0, low=0, help="above 0: positions are drawn (Dream's alg_temp)"),
 }  # fmt: skip
 PARALLEL = COMMON | FILTERS | {
     "threshold": Setting(type=float, default=0.9, help="commit every position with at least this confidence, else the best one"),

@@ -98,7 +98,9 @@ def generate(
       InputError: a prompt that cannot be used, named by its place, before anything is decoded.
       RunError: undecided positions left at the end.
     """
-    return list(iterate(model, tokenizer, prompts, decoder, raw=raw, batch_size=batch_size, seed=seed, on_batch=on_batch))
+    return list(
+        iterate(model, tokenizer, prompts, decoder, raw=raw, batch_size=batch_size, seed=seed, on_batch=on_batch)
+    )
 
 
 def iterate(
@@ -123,7 +125,9 @@ def iterate(
             ids.append(prompt_ids(prompt, tokenizer, raw=raw))
             engine.check_prompt(ids[-1], model.spec, decoder.gen_length)
         except InputError as error:
-            raise InputError(f"prompt {place + 1} of {len(prompts)}: {error}" if len(prompts) > 1 else str(error)) from None
+            raise InputError(
+                f"prompt {place + 1} of {len(prompts)}: {error}" if len(prompts) > 1 else str(error)
+            ) from None
     for first in range(0, len(ids), batch_size):
         batch = ids[first : first + batch_size]
         # A short last batch is filled up, so that it runs the program of the others.
@@ -159,7 +163,15 @@ def answers(
     """The answers of the first ``len(batch)`` sequences of a finished batch."""
     state = finished.state
     tokens, reasons, nfe, full, partial, refreshes, near_ties = jax.device_get(
-        (state.generated, state.reason, state.nfe, state.full_forwards, state.partial_forwards, state.refreshes, state.near_ties)
+        (
+            state.generated,
+            state.reason,
+            state.nfe,
+            state.full_forwards,
+            state.partial_forwards,
+            state.refreshes,
+            state.near_ties,
+        )
     )
     left = int((tokens[: len(batch)] == model.spec.mask_id).sum())
     if left:
@@ -170,7 +182,8 @@ def answers(
     for i, prompt in enumerate(batch):
         stats = count(
             tokens[i], reasons[i], model.spec, nfe=int(nfe[i]), full_forwards=int(full[i]), partial_forwards=int(partial[i]),
-            refreshes=int(refreshes[i]), near_ties=int(near_ties[i]), seconds=finished.seconds, compile_seconds=finished.compile_seconds,
+            refreshes=int(refreshes[i]), near_ties=int(near_ties[i]), seconds=finished.seconds,
+            compile_seconds=finished.compile_seconds,
         )  # fmt: skip
         ids = tokens[i].tolist()
         yield Answer(

@@ -42,7 +42,11 @@ class Setting:
             words = "a whole number" if self.type is int else "a number"
             words += f" >= {self.low:g}" if self.low is not None else ""
             words += f" > {self.above:g}" if self.above is not None else ""
-            words += f"{' and' if self.low is not None or self.above is not None else ''} <= {self.high:g}" if self.high is not None else ""
+            words += (
+                f"{' and' if self.low is not None or self.above is not None else ''} <= {self.high:g}"
+                if self.high is not None
+                else ""
+            )
         return words + (" | none" if self.default is None else "")
 
     def check(self, name: str, value: Any) -> Any:

@@ -18,27 +18,46 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="tiny", metavar="M", help="tiny (default), a Hugging Face directory, or a converted one")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: float32 on a CPU, as stored elsewhere")
+    parser.add_argument(
+        "--model", default="tiny", metavar="M", help="tiny (default), a Hugging Face directory, or a converted one"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="of the weights; default: float32 on a CPU, as stored elsewhere"
+    )
     add_cache_arguments(parser)
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cache-dir", metavar="DIR|off", help="compilation cache; default: POLESTAR_CACHE_DIR, else the user's cache directory"
+        "--cache-dir",
+        metavar="DIR|off",
+        help="compilation cache; default: POLESTAR_CACHE_DIR, else the user's cache directory",
     )
 
 
 def add_method_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", default="parallel", metavar="NAME", help="see `polestar methods` (default: parallel)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of the method; repeatable"
+        "--method", default="parallel", metavar="NAME", help="see `polestar methods` (default: parallel)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="a setting of the method; repeatable",
     )
     parser.add_argument("--gen-length", type=int, default=256, metavar="N", help="generated positions (default: 256)")
-    parser.add_argument("--block-length", type=int, metavar="N", help="positions of a block (default: 32, or gen-length below 32)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: arg max (default); above: samples")
+    parser.add_argument(
+        "--block-length", type=int, metavar="N", help="positions of a block (default: 32, or gen-length below 32)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: arg max (default); above: samples"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: 0)")
-    parser.add_argument("--stop-at-eos", action="store_true", help="stop at the first complete block with an end of text")
+    parser.add_argument(
+        "--stop-at-eos", action="store_true", help="stop at the first complete block with an end of text"
+    )
     parser.add_argument("--raw", action="store_true", help="no chat template")
 
 
@@ -92,7 +111,9 @@ def versions() -> dict[str, str]:
 
     from polestar_jax import __version__
 
-    return {"polestar-jax": __version__} | {name: version(name) for name in ("jax", "jaxlib", "flax", "transformers", "numpy")}
+    return {"polestar-jax": __version__} | {
+        name: version(name) for name in ("jax", "jaxlib", "flax", "transformers", "numpy")
+    }
 
 
 def print_json(value: Any, file: IO[str] | None = None) -> None:

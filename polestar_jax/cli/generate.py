@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompt-ids", metavar="1,2,3", help="one prompt as token ids")
     source.add_argument(
-        "--input", metavar="F.jsonl", help='objects with "prompt", "prompt_ids" or "messages", and "id"; - for standard input'
+        "--input",
+        metavar="F.jsonl",
+        help='objects with "prompt", "prompt_ids" or "messages", and "id"; - for standard input',
     )
     common.add_model_arguments(parser)
     common.add_method_arguments(parser)
@@ -59,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 common.print_json(report(entry, answer, args, model, decoder), out)
             elif not args.stream:
-                print(answer.text if answer.text is not None else ",".join(map(str, answer.tokens)), file=out, flush=True)
+                print(
+                    answer.text if answer.text is not None else ",".join(map(str, answer.tokens)), file=out, flush=True
+                )
     return 0
 
 
@@ -108,12 +112,16 @@ def _entry(line: str, where: str, index: int) -> dict[str, Any]:
     whole = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
     if kinds[0] == "prompt_ids" and not whole:
         raise InputError(f'{where}: "prompt_ids" must be a list of whole numbers')
-    if kinds[0] == "messages" and not (isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt)):
+    if kinds[0] == "messages" and not (
+        isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt)
+    ):
         raise InputError(f'{where}: "messages" must be a list of objects with "role" and "content"')
     return {"id": value.get("id", index), "prompt": prompt}
 
 
-def _answers(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any, entries: list, out: IO[str]) -> Iterator[Any]:
+def _answers(
+    args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any, entries: list, out: IO[str]
+) -> Iterator[Any]:
     from polestar_jax import generation
 
     prompts = [entry["prompt"] for entry in entries]
@@ -126,7 +134,9 @@ def _answers(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any,
     )
 
 
-def _streamed(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any, prompt: Any, out: IO[str]) -> Iterator[Any]:
+def _streamed(
+    args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any, prompt: Any, out: IO[str]
+) -> Iterator[Any]:
     """Show the decided beginning as it grows: as text, or with --json one object a pass; then the answer."""
     import time
 
@@ -135,10 +145,9 @@ def _streamed(args: argparse.Namespace, model: Any, tokenizer: Any, decoder: Any
     from polestar_jax.decode import engine
 
     ids = generation.prompt_ids(prompt, tokenizer, raw=args.raw)
-    state = engine.init_state(model, decoder, [ids], seed=args.seed)
     shown = DecidedText(tokenizer, model.spec)
     started = time.perf_counter()
-    for state in engine.steps(model, decoder, state):
+    for state in engine.steps(model, decoder, engine.init_state(model, decoder, [ids], seed=args.seed)):
         tokens = state.generated[0].tolist()
         new = shown.grow(tokens)
         if args.json:

@@ -32,5 +32,7 @@ def run(args: argparse.Namespace) -> int:
     with common.replacing(args.out, "wb") as file:
         np.savez(file, logits=values)
     if args.json:
-        common.print_json({"out": args.out, "shape": list(values.shape), "model": args.model, "dtype": str(model.dtype)})
+        common.print_json(
+            {"out": args.out, "shape": list(values.shape), "model": args.model, "dtype": str(model.dtype)}
+        )
     return 0

@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
             for key, setting in method.settings.items()
         }
         if args.json:
-            common.print_json({"method": name, "summary": method.summary, "source": method.source, "settings": settings})
+            common.print_json(
+                {"method": name, "summary": method.summary, "source": method.source, "settings": settings}
+            )
             continue
         print(f"{name}: {method.summary} ({method.source})")
         for key, about in settings.items():

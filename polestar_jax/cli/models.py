@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             common.print_json(about | ({"path": path} if path else {}))
         else:
             print(
-                f"{name}: {spec.family}, {spec.parameters / 1e6:,.1f} M parameters, {spec.n_layers} layers of width {spec.d_model}, "
-                f"at most {spec.max_length} tokens; {how}"
+                f"{name}: {spec.family}, {spec.parameters / 1e6:,.1f} M parameters, {spec.n_layers} layers of width "
+                f"{spec.d_model}, at most {spec.max_length} tokens; {how}"
             )
     return 0

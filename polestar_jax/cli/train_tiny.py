@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("out", metavar="OUT", help="directory to make (LLaDA layout); must not exist")
     for field, low in (("steps", 1), ("decay_steps", 0), ("batch", 4), ("seed", 0)):
-        parser.add_argument(f"--{field.replace('_', '-')}", type=int, metavar="N", help=f"default: the recipe's; at least {low}")
+        parser.add_argument(
+            f"--{field.replace('_', '-')}", type=int, metavar="N", help=f"default: the recipe's; at least {low}"
+        )
     common.add_cache_arguments(parser)
     parser.add_argument("--json", action="store_true", help="report as a JSON object")
 
@@ -37,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from polestar_jax.tiny.export import save_checkpoint
     from polestar_jax.tiny.train import Recipe, train
 
-    given = {key: getattr(args, key) for key in ("steps", "decay_steps", "batch", "seed") if getattr(args, key) is not None}
+    given = {
+        key: getattr(args, key) for key in ("steps", "decay_steps", "batch", "seed") if getattr(args, key) is not None
+    }
     for key, low in (("steps", 1), ("decay_steps", 0), ("batch", 4), ("seed", 0)):
         if given.get(key, low) < low:
             raise InputError(f"--{key.replace('_', '-')} {given[key]} is not accepted: a whole number >= {low}")

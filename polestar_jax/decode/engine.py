@@ -207,7 +207,12 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
 def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Any, float]:
     """The compiled loop for states of this shape, as a function of (weights, state), and the seconds it took (0 if known)."""
     graph, weights = split(model)
-    signature = (graph, decoder, jax.tree.structure(state), *((x.shape, x.dtype) for x in jax.tree.leaves((weights, state))))
+    signature = (
+        graph,
+        decoder,
+        jax.tree.structure(state),
+        *((x.shape, x.dtype) for x in jax.tree.leaves((weights, state))),
+    )
     if signature in _compiled:
         return _compiled[signature], 0.0
     started = time.perf_counter()

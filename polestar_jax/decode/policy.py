@@ -88,7 +88,7 @@ class Decoder:
     schedule: Schedule
     cache: CachePolicy
     commit: CommitRule
-    sampling: Sampling = Sampling()
+    sampling: Sampling = Sampling()  # noqa: RUF009 -- frozen
     guidance: float = 0.0
     stop_at_eos: bool = False
     trace: Trace | None = None

@@ -54,6 +54,8 @@ class Trace:
         row = jnp.where(active, index, next(iter(buffers.values())).shape[0])  # out of range: dropped
         batch = jnp.arange(row.shape[0])
         return {
-            name: buffer.at[row, batch].set(values[name].astype(buffer.dtype), mode="drop") if name in values else buffer
+            name: buffer.at[row, batch].set(values[name].astype(buffer.dtype), mode="drop")
+            if name in values
+            else buffer
             for name, buffer in buffers.items()
         }

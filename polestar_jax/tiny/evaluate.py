@@ -47,10 +47,14 @@ def evaluate(
 def main(argv: Sequence[str] | None = None) -> int:
     from polestar_jax.cli import common
 
-    parser = argparse.ArgumentParser(prog="python -m polestar_jax.tiny.evaluate", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m polestar_jax.tiny.evaluate", description=__doc__.partition("\n")[0]
+    )
     common.add_model_arguments(parser)
     common.add_method_arguments(parser)
-    parser.add_argument("--per-task", type=int, default=100, metavar="N", help="items of each task (default and most: 100)")
+    parser.add_argument(
+        "--per-task", type=int, default=100, metavar="N", help="items of each task (default and most: 100)"
+    )
     parser.add_argument("--batch-size", type=int, default=50, metavar="N")
     parser.add_argument("--json", action="store_true", help="one JSON object a task")
     args = parser.parse_args(argv)

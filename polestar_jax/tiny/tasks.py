@@ -18,9 +18,7 @@ from typing import NamedTuple
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NAMES = ("Tom", "Mia", "Ben", "Ana", "Leo", "Zoe", "Sam", "Eva", "Max", "Ivy", "Dan", "Kim")
-THINGS = (
-    "apples pears coins books cards pens shells stamps eggs plums cups toys".split()
-)
+THINGS = ["apples", "pears", "coins", "books", "cards", "pens", "shells", "stamps", "eggs", "plums", "cups", "toys"]
 GAINS = ("buys {n} more", "finds {n} more", "gets {n} more")
 LOSSES = ("loses {n}", "sells {n}", "eats {n}", "gives {n} to {other}")
 EVALUATION_SEED = 1234
@@ -157,10 +155,15 @@ TASKS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
     "word": _word,
     "chain": _chain,
 }
-# Shares of the training data: what is learnt late is seen often.
+# Shares of the training data, and those from step LATE on: what is learnt late is seen more often then.
 WEIGHTS = {
     "copy": 0.7, "reverse": 1.0, "sort": 1.0, "replace": 0.9, "insert": 1.5, "remove": 1.1,
     "shuffle": 0.4, "random_replace": 0.7, "latin": 0.7, "word": 2.4, "chain": 2.0,
+}  # fmt: skip
+LATE = 3000
+LATE_WEIGHTS = {
+    "copy": 0.4, "reverse": 1.4, "sort": 1.4, "replace": 0.8, "insert": 0.9, "remove": 0.9,
+    "shuffle": 0.3, "random_replace": 0.4, "latin": 0.4, "word": 3.0, "chain": 2.5,
 }  # fmt: skip
 # The training step at which a task comes in. Copying alone is learnt in some 200 steps, and what looks things up by their
 # neighbours then builds on it; all tasks at once stay on a plateau for thousands of steps.
@@ -223,8 +226,9 @@ class TrainingExamples:
     def draw(self, step: int) -> Example:
         """The next example, of a task that has come in by training step ``step``."""
         names = [task for task, start in STARTS.items() if start <= step]
+        shares = WEIGHTS if step < LATE else LATE_WEIGHTS
         while True:
-            task = self.rng.choices(names, [WEIGHTS[name] for name in names])[0]
+            task = self.rng.choices(names, [shares[name] for name in names])[0]
             prompt, answer = TASKS[task](self.rng)
             if prompt not in self.held_out:
                 return Example(task, prompt, answer)

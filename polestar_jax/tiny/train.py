@@ -41,8 +41,8 @@ SPEC = ModelSpec(
 class Recipe:
     """Hyper-parameters; ``steps`` counts optimiser steps, the last ``decay_steps`` of them with a falling rate."""
 
-    steps: int = 20000
-    decay_steps: int = 8000
+    steps: int = 10000
+    decay_steps: int = 6000
     warmup_steps: int = 100
     batch: int = 32
     seed: int = 0
@@ -52,7 +52,7 @@ class Recipe:
     ema: float = 0.998
     block_masks: float = 0.3
     hide_share: float = 0.5
-    adapt_from: int = 4000
+    adapt_from: int = 5500
     long_share: float = 0.04
     long_share_decay: float = 0.25
 
@@ -101,7 +101,9 @@ def batches(recipe: Recipe, start: int = 0) -> Iterator[tuple[np.ndarray, np.nda
         step += 1
 
 
-def draw_masks(key: jax.Array, tokens: jax.Array, prompt_length: jax.Array, block_share: jax.Array) -> tuple[jax.Array, jax.Array]:
+def draw_masks(
+    key: jax.Array, tokens: jax.Array, prompt_length: jax.Array, block_share: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Which response positions are masked, bool [b, n], and each one's loss weight, f32 [b, n].
 
     LLaDA's objective in its low-variance form: l of the L response tokens, l uniform in 1..L and stratified over the

@@ -42,7 +42,12 @@ def test_generate_json_has_every_documented_field(capsys):
         "compile_seconds commits method settings model dtype device versions".split()
     )
     assert answer["prompt_ids"] == [1, 2, 3] and len(answer["tokens"]) == 16 and answer["text"] is None
-    assert sum(answer["commits"].values()) == 16 and set(answer["commits"]) == {"confidence", "fallback", "drift", "suffix"}
+    assert sum(answer["commits"].values()) == 16 and set(answer["commits"]) == {
+        "confidence",
+        "fallback",
+        "drift",
+        "suffix",
+    }
     assert answer["settings"]["block_length"] == 8 and answer["settings"]["seed"] == 0 and answer["dtype"] == "float32"
     assert answer["compile_seconds"] > 0 and {"jax", "polestar-jax"} <= set(answer["versions"])
 
@@ -59,8 +64,8 @@ def test_input_keeps_ids_and_order_whatever_the_batch(capsys, tmp_path):
     for batch in ("1", "2", "3"):
         target = tmp_path / f"out{batch}.jsonl"
         status, out, _ = run(
-            capsys, "generate", "--model", LLADA, "--input", str(source), "--json", "--batch-size", batch, "--output", str(target),
-            "--temperature", "0.5", *SMALL,
+            capsys, "generate", "--model", LLADA, "--input", str(source), "--json", "--batch-size", batch,
+            "--output", str(target), "--temperature", "0.5", *SMALL,
         )  # fmt: skip
         assert status == 0 and out == ""
         rows = [json.loads(line) for line in target.read_text().splitlines()]
@@ -172,7 +177,17 @@ def test_bad_input_files_name_the_line_and_decode_nothing(capsys, tmp_path, text
     source.write_text(text)
     target.write_text("old")
     line = refused(
-        capsys, "generate", "--model", LLADA, "--input", str(source), "--output", str(target), "--cache-dir", "off", *SMALL
+        capsys,
+        "generate",
+        "--model",
+        LLADA,
+        "--input",
+        str(source),
+        "--output",
+        str(target),
+        "--cache-dir",
+        "off",
+        *SMALL,
     )
     assert words in line
     assert target.read_text() == "old" and sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -43,9 +43,7 @@ def test_b01_finished_row_is_never_forced():
     model = TableModel(table_for([5] * 8, [0.2] * 8))
     state = engine.init_state(model, decoder, [PROMPT, PROMPT])
     full = jnp.full((8,), 7, jnp.int32)
-    state = state.replace(
-        tokens=state.tokens.at[0, state.prompt_columns :].set(full), done=jnp.array([True, False])
-    )
+    state = state.replace(tokens=state.tokens.at[0, state.prompt_columns :].set(full), done=jnp.array([True, False]))
     state = engine.decode(model, decoder, state)
     assert state.nfe.tolist() == [0, 8]
     assert state.generated[0].tolist() == [7] * 8 and (np.asarray(state.committed_at[0]) == -1).all()
@@ -110,7 +108,9 @@ def test_orders_rank_by_what_they_say():
     firsts = {}
     for order, score in scores.items():
         result = answer(table, decoders.vanilla(gen_length=3, block_length=3, order=order))
-        np.testing.assert_array_equal(np.argsort(result.trace["step"]), np.argsort(-score, kind="stable"), err_msg=order)
+        np.testing.assert_array_equal(
+            np.argsort(result.trace["step"]), np.argsort(-score, kind="stable"), err_msg=order
+        )
         firsts[order] = int(np.argmax(score))
     assert len(set(firsts.values())) == 3, "the orders must differ for the test to mean anything"
 
@@ -178,10 +178,16 @@ def test_b12_no_stop_before_everything_left_of_eos_is_decided():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(gen_length=40, block_length=32), "gen_length 40 is not a multiple of block_length 32; use gen_length 32 or 64"),
+        (
+            dict(gen_length=40, block_length=32),
+            "gen_length 40 is not a multiple of block_length 32; use gen_length 32 or 64",
+        ),
         (dict(gen_length=7, block_length=32), "gen_length 7 is not a multiple of block_length 32"),
         (dict(gen_length=0), "setting gen_length=0 is not accepted: a whole number >= 1"),
-        (dict(gen_length=30, block_length=10, steps=10), "setting steps=10 is not accepted: a multiple of the 3 blocks"),
+        (
+            dict(gen_length=30, block_length=10, steps=10),
+            "setting steps=10 is not accepted: a multiple of the 3 blocks",
+        ),
         (dict(gen_length=8, steps=16), "setting steps=16 is not accepted"),
         (dict(order="best"), "setting order='best' is not accepted: low_confidence | maskgit_plus"),
         (dict(temperature=-1.0), "setting temperature=-1.0 is not accepted: a number >= 0"),
@@ -239,7 +245,9 @@ class TestSampling:
     keys = jax.random.split(jax.random.key(0), 1)
 
     def scores(self, logits, key=None, **settings):
-        return score_rows(jnp.asarray(logits, jnp.float32)[None], Sampling(**settings), SPEC, self.keys if key is None else key)
+        return score_rows(
+            jnp.asarray(logits, jnp.float32)[None], Sampling(**settings), SPEC, self.keys if key is None else key
+        )
 
     def test_b08_temperature_zero_is_argmax_and_draws_nothing(self):
         logits = np.random.default_rng(0).normal(size=(6, 30))
@@ -247,7 +255,9 @@ class TestSampling:
         np.testing.assert_array_equal(self.scores(logits).token[0], logits.argmax(-1))
         jaxpr = jax.make_jaxpr(lambda x, k: score_rows(x, Sampling(), SPEC, k))(jnp.zeros((1, 2, 30)), self.keys)
         assert "random" not in str(jaxpr) and "threefry" not in str(jaxpr)
-        drawn = jax.make_jaxpr(lambda x, k: score_rows(x, Sampling(temperature=1.0), SPEC, k))(jnp.zeros((1, 2, 30)), self.keys)
+        drawn = jax.make_jaxpr(lambda x, k: score_rows(x, Sampling(temperature=1.0), SPEC, k))(
+            jnp.zeros((1, 2, 30)), self.keys
+        )
         assert "random" in str(drawn)
 
     def test_b08_extreme_logits_stay_finite(self):
@@ -293,7 +303,9 @@ class TestSampling:
             tempered.confidence[0, 0], (probability**2 / (probability**2).sum())[tempered.token[0, 0]], rtol=1e-5
         )
 
-    @pytest.mark.parametrize(("settings", "kept"), [(dict(top_k=2), {0, 1}), (dict(top_p=0.75), {0, 1}), (dict(top_p=0.6), {0})])
+    @pytest.mark.parametrize(
+        ("settings", "kept"), [(dict(top_k=2), {0, 1}), (dict(top_p=0.75), {0, 1}), (dict(top_p=0.6), {0})]
+    )
     def test_filters(self, settings, kept):
         logits = np.tile(np.log(np.array([0.7, 0.2, 0.1] + [1e-12] * 27)), (400, 1))
         tokens = set(np.asarray(self.scores(logits, temperature=1.0, **settings).token[0]).tolist())

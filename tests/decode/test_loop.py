@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ def test_b03_batch_equals_single_runs_and_stream_equals_decode(name, spec):
     assert len(streamed) == int(batch.passes)
     for field in ("tokens", "nfe", "reason", "committed_at", "done", "span_start", "full_forwards"):
         np.testing.assert_array_equal(getattr(streamed[-1], field), getattr(batch, field), err_msg=field)
-    for before, after in zip(streamed, streamed[1:], strict=False):
+    for before, after in itertools.pairwise(streamed):
         decided = np.asarray(before.generated) != MASK
         np.testing.assert_array_equal(np.asarray(after.generated)[decided], np.asarray(before.generated)[decided])
 
@@ -193,7 +194,9 @@ def test_bad_prompts_are_refused(prompt, message):
 def test_b37_too_long_is_refused_before_compiling():
     spec = dataclasses.replace(SPEC, max_length=32)
     before = len(engine._compiled)
-    with pytest.raises(InputError, match=r"prompt of 30 tokens and gen_length 8 make 38, more than the model's max_length 32"):
+    with pytest.raises(
+        InputError, match=r"prompt of 30 tokens and gen_length 8 make 38, more than the model's max_length 32"
+    ):
         generate(random_model(spec), None, [[1] * 30], decoders.parallel(gen_length=8))
     assert len(engine._compiled) == before
     # The bucket is longer than the model's limit here, but no position is.
@@ -226,7 +229,9 @@ def test_b71_left_padding_does_not_move_positions():
     model, decoder = random_model(), METHODS["parallel"]
     plain = final(model, decoder, [1, 2, 3, 4, 5], columns=5)
     for columns in (6, 10, 32, 64):
-        np.testing.assert_array_equal(final(model, decoder, [1, 2, 3, 4, 5], columns=columns).generated, plain.generated)
+        np.testing.assert_array_equal(
+            final(model, decoder, [1, 2, 3, 4, 5], columns=columns).generated, plain.generated
+        )
 
 
 def test_stream_records_what_decode_records():

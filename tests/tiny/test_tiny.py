@@ -77,7 +77,9 @@ def test_masks_follow_the_objective():
     assert not masked[:, :8].any()
     counts = masked.sum(axis=1)
     assert counts.min() == 1 and counts.max() == 16
-    assert np.histogram(counts, bins=16, range=(0.5, 16.5))[0].tolist() == [32] * 16, "stratified: every count equally often"
+    assert np.histogram(counts, bins=16, range=(0.5, 16.5))[0].tolist() == [32] * 16, (
+        "stratified: every count equally often"
+    )
     np.testing.assert_allclose(weight.sum(axis=1), 1, rtol=1e-6)
     blockwise = np.asarray(draw_masks(jax.random.key(0), tokens, lengths, jnp.float32(1))[0])[:, 8:]
     # Blocks are of 4 or more: no position is masked while a position two blocks of 16 later is not; count 8 of 16 suffices.
@@ -142,7 +144,9 @@ def test_it_answers_a_sample_of_every_list_task(tiny):
     model, tokenizer = tiny
     examples = [e for e in tasks.load_evaluation_set() if e.task in ("copy", "replace", "remove")]
     sample = examples[::10]
-    result = evaluate(model, tokenizer, decoders.parallel(gen_length=32, block_length=16), sample, batch_size=len(sample))
+    result = evaluate(
+        model, tokenizer, decoders.parallel(gen_length=32, block_length=16), sample, batch_size=len(sample)
+    )
     assert result["all"]["accuracy"] >= 80 and result["all"]["tpf"] > 1
 
 
