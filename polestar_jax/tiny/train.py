@@ -1,7 +1,7 @@
 """Training of the embedded model from nothing: LLaDA's objective on the package's own tasks.
 
-The recipe has a constant learning rate followed by a linear decay, and three habits that fit the model to block-wise
-decoding with caches:
+The learning rate is high while copying is learnt, lower after that, and falls linearly at the end. Two habits fit the model to
+block-wise decoding with caches:
 
 * from ``adapt_from`` on, some masks are drawn block-wise (clean before, masked after) instead of uniformly over the
   response, and half of the examples hide the response from the prompt rows, so that the model works in the response rows
@@ -39,16 +39,19 @@ SPEC = ModelSpec(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Hyper-parameters; ``steps`` counts optimiser steps, the last ``decay_steps`` of them with a falling rate."""
+    """Hyper-parameters; ``steps`` counts optimiser steps, the last ``decay_steps`` of them with a falling rate, all from
+    ``settle_from`` on at ``settled_rate`` of the first one."""
 
     steps: int = 10000
-    decay_steps: int = 6000
+    decay_steps: int = 5000
     warmup_steps: int = 100
     batch: int = 32
     seed: int = 0
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.01
+    settle_from: int = 3000
+    settled_rate: float = 0.4
     ema: float = 0.998
     block_masks: float = 0.3
     hide_share: float = 0.5
@@ -59,7 +62,8 @@ class Recipe:
     def rate(self, step: jax.Array) -> jax.Array:
         """Learning-rate factor in 0..1 at a step (zero-based)."""
         warm = jnp.minimum(1.0, (step + 1) / self.warmup_steps)
-        return warm * jnp.clip((self.steps - step) / max(1, self.decay_steps), 0.01, 1.0)
+        settled = jnp.where(step < self.settle_from, 1.0, self.settled_rate)
+        return warm * settled * jnp.clip((self.steps - step) / max(1, self.decay_steps), 0.01, 1.0)
 
 
 REPORT_EVERY = 100
