@@ -21,7 +21,9 @@ VERIFY_EXAMPLE = "example: polestar verify LLaDA-8B-Instruct llada.orbax"
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``convert``."""
     parser.epilog = CONVERT_EXAMPLE
-    parser.add_argument("source", metavar="SRC", help="model directory: Hugging Face (safetensors) or converted")
+    parser.add_argument(
+        "source", metavar="SRC", help="tiny, or a model directory: Hugging Face (safetensors) or converted"
+    )
     parser.add_argument("destination", metavar="DST", help="directory to make; must not exist or be empty")
     parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="layout to write (default: orbax)")
     parser.add_argument(
@@ -39,8 +41,8 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``verify``."""
     parser.epilog = VERIFY_EXAMPLE
-    parser.add_argument("a", metavar="A", help="model directory, either layout")
-    parser.add_argument("b", metavar="B", help="model directory, either layout")
+    parser.add_argument("a", metavar="A", help="tiny, or a model directory of either layout")
+    parser.add_argument("b", metavar="B", help="tiny, or a model directory of either layout")
     parser.add_argument("--no-logits", action="store_true", help="compare tensors only")
     parser.add_argument("--json", action="store_true", help="report as one JSON object on standard output")
 
@@ -52,6 +54,8 @@ def run_convert(args: argparse.Namespace) -> int:
 
     if args.max_shard_bytes is not None and args.to != "hf":
         raise InputError("--max-shard-bytes goes with --to hf only")
+    if args.max_shard_bytes is not None and args.max_shard_bytes < 1:
+        raise InputError(f"--max-shard-bytes {args.max_shard_bytes} is not accepted: a whole number from 1 on")
     _use_cpu()
     start = time.monotonic()
     options = {"dtype": args.dtype, "allow_unknown": args.allow_unknown, "progress": _progress("convert")}
@@ -70,10 +74,10 @@ def run_convert(args: argparse.Namespace) -> int:
     if done.unknown:
         print(f"convert: left out {len(done.unknown)} unknown tensors: {', '.join(done.unknown[:5])}", file=sys.stderr)
     if args.json:
-        print(json.dumps(report))
+        print(json.dumps(report, allow_nan=False))
     else:
         what = f"{done.family}, {done.tensors} tensors, {done.bytes} bytes, {'+'.join(done.dtypes)}"
-        print(f"{report['destination']}: {what}")
+        print(f"{_printable(report['destination'])}: {what}")
     return 0
 
 
@@ -84,7 +88,7 @@ def run_verify(args: argparse.Namespace) -> int:
     _use_cpu()
     report = verify(args.a, args.b, logits=not args.no_logits, progress=_progress("verify"))
     if args.json:
-        print(json.dumps({"a": args.a, "b": args.b, **dataclasses.asdict(report)}))
+        print(json.dumps({"a": args.a, "b": args.b, **dataclasses.asdict(report)}, allow_nan=False))
         return 0 if report.same else 1
     for line in report.differences:
         print(line)
@@ -92,6 +96,8 @@ def run_verify(args: argparse.Namespace) -> int:
         print(f"... and {report.difference_count - len(report.differences)} more differences")
     gap = report.max_logit_difference
     logits = "not compared" if gap is None else f"differ by at most {gap:.3g}"
+    if report.logits_finite is False:
+        logits = "not finite"
     verdict = "the same" if report.same else f"different ({report.difference_count} differences)"
     print(f"{verdict}: {report.tensors} tensors of {report.bytes} bytes compared, logits {logits}")
     return 0 if report.same else 1
@@ -113,12 +119,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv[1:] if verb else argv)
     try:
         return run(args)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (InputError, RunError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+
+
+def _printable(path: str) -> str:
+    """A path for standard output, which takes no name that is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _use_cpu() -> None:

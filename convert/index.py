@@ -5,11 +5,12 @@ Only what the index names is read; other files in the directory are left alone, 
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
-from convert.safetensors_file import Entry, read_header, unique_keys
+from convert.safetensors_file import Entry, read_header
 from polestar_jax.errors import InputError
+from polestar_jax.jsonfile import load_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,17 +60,16 @@ def _shard(directory: Path, shard: str, weight_map: dict[str, str]) -> dict[str,
     first = next(name for name, file in weight_map.items() if file == shard)
     if Path(shard).name != shard or not shard.endswith(".safetensors"):
         raise InputError(f"{directory / INDEX}: tensor {first} is placed in {shard!r}, no safetensors file beside it")
-    if not (directory / shard).exists():
+    if not os.path.exists(directory / shard):  # unlike Path.exists, False for names too long for the system
         raise InputError(f"{directory / shard}: file is missing, though {INDEX} places tensor {first} there")
     return read_header(directory / shard)
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
-        weight_map = index["weight_map"]
-        if not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise ValueError("weight_map is empty or maps to no file names")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: is no index of shards ({type(error).__name__}: {error})") from None
+    weight_map = load_json(path, unique=True).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{path}: is no index of shards; expected weight_map, an object of tensor and file names")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise InputError(f"{path}: tensor {name} is placed in {shard!r}; expected a file name")
     return weight_map

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from convert.dtypes import WEIGHT_DTYPES
 from convert.keymap import Piece, Slot, pieces
 from polestar_jax.errors import InputError
+from polestar_jax.jsonfile import load_json
 from polestar_jax.spec import ModelSpec
 
 FORMAT = "polestar-jax"
 FORMAT_VERSION = 1
 SPEC, MANIFEST, WEIGHTS = "spec.json", "manifest.json", "weights"
+
+
+_KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +72,11 @@ def read_spec(directory: Path) -> ModelSpec:
     """The spec of a converted directory."""
     path = directory / SPEC
     try:
-        return ModelSpec.from_json(path.read_text(encoding="utf-8"))
+        return ModelSpec.from_json(path.read_bytes(), source=str(path))
     except FileNotFoundError:
         raise InputError(f"{path}: file is missing; convert the model again") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: is no model spec ({type(error).__name__}: {error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_manifest(directory: Path, spec: ModelSpec) -> Manifest:
@@ -80,16 +86,11 @@ def read_manifest(directory: Path, spec: ModelSpec) -> Manifest:
       InputError: another format, or arrays or files that are missing, unknown, misshapen or of another size.
     """
     path = directory / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = content["format"], content["format_version"]
-        if (kind, version) != (FORMAT, FORMAT_VERSION):
-            raise InputError(f"{path}: is {kind!r} version {version!r}; this release reads {FORMAT!r} {FORMAT_VERSION}")
-        manifest = _parse(content)
-    except InputError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: is no manifest of converted weights ({type(error).__name__}: {error})") from None
+    content = load_json(path)
+    kind, version = content.get("format"), content.get("format_version")
+    if (kind, version) != (FORMAT, FORMAT_VERSION):
+        raise InputError(f"{path}: is {kind!r} version {version!r}; this release reads {FORMAT!r} {FORMAT_VERSION}")
+    manifest = _parse(content, str(path))
     expected = pieces(spec)
     extra = set(manifest.arrays) - {piece.name for piece in expected}
     if extra:
@@ -101,19 +102,50 @@ def read_manifest(directory: Path, spec: ModelSpec) -> Manifest:
     return manifest
 
 
-def _parse(content: dict[str, Any]) -> Manifest:
+def _parse(content: dict[str, Any], source: str) -> Manifest:
     arrays = {
-        piece: {name: ArrayInfo(tuple(a["shape"]), a["dtype"], a["sha256"]) for name, a in named.items()}
-        for piece, named in content["arrays"].items()
+        piece: {name: _array(array, f"{source}: piece {piece}: array {name}") for name, array in named.items()}
+        for piece, named in _objects(content, "arrays", source)
     }
-    parts = {
-        piece: tuple(
-            Part(p["directory"], {name: (start, stop) for name, (start, stop) in p["rows"].items()}, dict(p["files"]))
-            for p in listed
-        )
-        for piece, listed in content["parts"].items()
-    }
+    parts = {}
+    for piece, listed in _get(content, "parts", dict, source).items():
+        where = f"{source}: piece {piece}"
+        if not isinstance(listed, list):
+            raise InputError(f"{where}: parts are {json.dumps(listed)}; expected a list of objects")
+        parts[piece] = tuple(_part(part, where) for part in listed)
     return Manifest(arrays, parts)
+
+
+def _objects(content: dict[str, Any], key: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    values = _get(content, key, dict, source)
+    return ((name, _get(values, name, dict, source)) for name in values)
+
+
+def _array(value: Any, where: str) -> ArrayInfo:
+    shape = _get(value, "shape", list, where)
+    if not all(type(size) is int for size in shape):
+        raise InputError(f"{where}: shape is {json.dumps(shape)}; expected whole numbers")
+    return ArrayInfo(tuple(shape), _get(value, "dtype", str, where), _get(value, "sha256", str, where))
+
+
+def _part(value: Any, where: str) -> Part:
+    directory, rows = _get(value, "directory", str, where), _get(value, "rows", dict, where)
+    for name, pair in rows.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(type(row) is int for row in pair):
+            raise InputError(f"{where}: rows of {name} are {json.dumps(pair)}; expected two whole numbers")
+    files = _get(value, "files", dict, where)
+    for name in files:
+        _get(files, name, int, f"{where}: files")
+    return Part(directory, {name: (start, stop) for name, (start, stop) in rows.items()}, files)
+
+
+def _get(value: Any, key: str, kind: type, where: str) -> Any:
+    """``value[key]``, which must be of a type; InputError naming the key and what it is instead."""
+    if not isinstance(value, dict) or key not in value:
+        raise InputError(f"{where}: key {key} is missing; convert the model again")
+    if type(value[key]) is not kind:
+        raise InputError(f"{where}: {key} is {json.dumps(value[key])}; expected {_KINDS[kind]}")
+    return value[key]
 
 
 def _check_arrays(path: Path, piece: Piece, manifest: Manifest) -> None:
@@ -151,7 +183,7 @@ def _check_files(weights: Path, parts: tuple[Part, ...]) -> None:
     for part in parts:
         for name, size in part.files.items():
             file = weights / part.directory / name
-            if not file.is_file():
+            if not os.path.isfile(file):  # unlike Path.is_file, False for names too long for the system
                 raise InputError(f"{file}: file is missing; convert the model again")
             if file.stat().st_size != size:
                 raise InputError(f"{file}: has {file.stat().st_size} bytes instead of {size}; convert the model again")

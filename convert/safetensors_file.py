@@ -8,7 +8,6 @@ while it is converted.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ import numpy as np
 
 from convert.dtypes import ELEMENT_BITS, WEIGHT_DTYPES
 from polestar_jax.errors import InputError, RunError
+from polestar_jax.jsonfile import parse_json
 
 _MAX_HEADER = 100_000_000  # the format's own limit
+_MAX_RANK = 32  # NumPy's arrays had no more for most of its life; weights have two
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -56,12 +57,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise InputError(f"{path}: file is missing") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        header = json.loads(raw, object_pairs_hook=unique_keys)
-        if not isinstance(header, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise InputError(f"{path}: header is no valid JSON ({error})") from None
+    header = parse_json(raw, source=f"{path}: header", unique=True)
     header.pop("__metadata__", None)
     entries = [_entry(path, 8 + length, name, value) for name, value in header.items()]
     return _check_extent(path, sorted(entries, key=lambda e: (e.start, e.nbytes)), 8 + length, size)
@@ -90,30 +86,21 @@ def read_bytes(entry: Entry, begin: int, out: np.ndarray) -> None:
         raise RunError(f"{entry.file}: reading tensor {entry.name} failed ({error.strerror})") from None
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``object_pairs_hook`` for JSON in which a repeated key would hide a tensor: ValueError naming it."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)}")
-    return result
-
-
 def _entry(path: Path, base: int, name: str, value: Any) -> Entry:
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        if len(shape) > _MAX_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end)):
             raise ValueError
     except (TypeError, KeyError, ValueError):
         raise InputError(f"{path}: tensor {name} has no valid dtype, shape and data_offsets in the header") from None
-    if dtype not in ELEMENT_BITS:
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BITS:
         raise InputError(f"{path}: tensor {name} has unknown dtype {dtype!r}; accepted: {', '.join(WEIGHT_DTYPES)}")
     bits = ELEMENT_BITS[dtype]
     for n in shape:
         bits *= n
     if bits % 8 or end - begin != bits // 8:
         raise InputError(
-            f"{path}: tensor {name} occupies {end - begin} bytes but {dtype} {list(shape)} needs {bits / 8:g}"
+            f"{path}: tensor {name} occupies {end - begin} bytes but {dtype} {list(shape)} needs {-(-bits // 8)}"
         )
     return Entry(name, path, dtype, shape, base + begin, end - begin)
 

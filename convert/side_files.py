@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from convert.dtypes import DTYPE_NAMES
+from polestar_jax.jsonfile import load_json
 from polestar_jax.tokenization.files import TOKENIZER_FILES
 
 _NAMES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -27,7 +28,7 @@ def copy_side_files(source: Path, destination: Path, dtype: str | None) -> list[
 
 
 def _set_dtype(path: Path, word: str) -> None:
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = load_json(path)
     keys = [key for key in ("torch_dtype", "dtype") if key in config]
     if keys:
         config.update(dict.fromkeys(keys, word))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from convert.safetensors_file import Entry, read_rows
 from convert.staging import is_partial
 from polestar_jax.config import read_config, spec_from_config
 from polestar_jax.errors import InputError
+from polestar_jax.loading import model_directory
 from polestar_jax.spec import ModelSpec
 
 
@@ -134,14 +136,14 @@ def open_source(directory: str | Path, *, checksums: bool = True) -> Source:
     """Open a model directory of either layout.
 
     Args:
-      directory: the model directory.
+      directory: the model directory, or "tiny" for the embedded model.
       checksums: compare converted weights with their checksums as they are read.
 
     Raises:
       InputError: it does not exist, is unfinished, or holds another kind of checkpoint.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
+    directory = model_directory(directory)
+    if not os.path.isdir(directory):
         raise InputError(f"{directory}: no such model directory (nothing is downloaded)")
     if is_partial(directory):
         raise InputError(f"{directory}: is what an unfinished conversion left behind; convert the model again")

@@ -40,9 +40,12 @@ def staged(destination: str | Path) -> Iterator[Path]:
       InputError: the destination exists and is not an empty directory, or another run is writing it.
       RunError: the file system refused something (disk full, permissions).
     """
+    if not os.fspath(destination):
+        raise InputError("the destination's name is empty; give a directory to make")
     final = Path(os.path.realpath(destination))
-    _check_free(final)
     partial = partial_path(final)
+    _check_name(final, partial)
+    _check_free(final)
     with _os_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = _open_locked(partial, final)
@@ -60,6 +63,20 @@ def staged(destination: str | Path) -> Iterator[Path]:
             raise
         finally:
             os.close(lock)
+
+
+def _check_name(final: Path, partial: Path) -> None:
+    """Refuse names under which no directory can be made, whatever the state of the file system."""
+    try:
+        os.lstat(partial)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        file = next(parent for parent in final.parents if parent.exists())
+        raise InputError(f"{final}: cannot be made, since {file} is not a directory") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise InputError(f"{final}: cannot be made ({error.strerror}); choose another destination") from None
 
 
 def _check_free(final: Path) -> None:

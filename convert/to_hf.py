@@ -18,6 +18,7 @@ from convert.side_files import copy_side_files
 from convert.source import Source, open_source
 from convert.staging import staged
 from convert.to_orbax import Conversion, Progress, summarize
+from polestar_jax.config import read_config, spec_from_config
 from polestar_jax.errors import InputError
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -43,9 +44,10 @@ def to_hf(
       InputError, RunError: as in :func:`convert.to_orbax.to_orbax`.
     """
     if max_shard_bytes < 1:
-        raise InputError(f"shard size {max_shard_bytes} is not positive")
+        raise InputError(f"max_shard_bytes is {max_shard_bytes}; accepted: whole numbers from 1 on")
     stored = parse_dtype(dtype)
     opened = open_source(source)
+    _check_config(opened)
     unknown = opened.check(dtype=stored, allow_unknown=allow_unknown)
     dtypes = {name: stored or opened.entries[name].dtype for name in expected_tensors(opened.spec)}
     shards = _plan(opened, dtypes, max_shard_bytes)
@@ -58,6 +60,15 @@ def to_hf(
             _write_index(partial / INDEX, shards, opened, dtypes)
         copy_side_files(opened.directory, partial, stored)
     return summarize(opened, stored, unknown)
+
+
+def _check_config(source: Source) -> None:
+    """A converted directory is read by its spec.json, but what is written here is read by its config.json."""
+    path = source.directory / "config.json"
+    if not path.is_file():
+        raise InputError(f"{path}: file is missing; a Hugging Face directory cannot be written without it")
+    if spec_from_config(read_config(source.directory), source=str(path)) != source.spec:
+        raise InputError(f"{path}: does not describe the model that spec.json does; convert the model again")
 
 
 def _nbytes(source: Source, dtypes: dict[str, str], name: str) -> int:

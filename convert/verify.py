@@ -28,8 +28,9 @@ class Report:
       tensors, bytes: how many tensors both have with equal shape and type, and their size.
       difference_count: differing tensors and spec values.
       differences: the first of them, one line each.
-      max_logit_difference: largest absolute difference of probe logits; None where they were not computed, because
-        the specs differ, a side lacks tensors or it was not asked for.
+      max_logit_difference: largest absolute difference of probe logits; None where they are not finite, or were not
+        computed because the specs differ, a side lacks tensors or it was not asked for.
+      logits_finite: whether all probe logits of both sides are finite; None where they were not computed.
     """
 
     same: bool
@@ -38,6 +39,7 @@ class Report:
     difference_count: int
     differences: tuple[str, ...]
     max_logit_difference: float | None
+    logits_finite: bool | None
 
 
 def verify(
@@ -66,11 +68,12 @@ def verify(
             differences.append(difference)
         if progress and (number % 50 == 0 or number == len(compared)):
             progress(f"{number}/{len(compared)} tensors")
-    largest = None
+    largest, finite = None, None
     if logits and same_spec and _complete(first) and _complete(second):
-        largest = _logit_difference(first, second, progress)
-        if largest != 0.0 and not differences:
-            differences.append(f"logits: differ by {largest:.3g} although all tensors are equal")
+        gap, finite = _logit_difference(first, second, progress)
+        largest = gap if finite else None
+        if gap != 0.0 and not differences:
+            differences.append(f"logits: differ by {gap:.3g} although all tensors are equal")
     return Report(
         same=not differences,
         tensors=len(compared),
@@ -78,6 +81,7 @@ def verify(
         difference_count=len(differences),
         differences=tuple(differences[:SHOWN]),
         max_logit_difference=largest,
+        logits_finite=finite,
     )
 
 
@@ -143,18 +147,20 @@ def _complete(source: Source) -> bool:
     return True
 
 
-def _logit_difference(first: Source, second: Source, progress: Callable[[str], None] | None) -> float:
+def _logit_difference(first: Source, second: Source, progress: Callable[[str], None] | None) -> tuple[float, bool]:
+    """The largest difference (infinite where one side alone is not finite), and whether all logits are finite."""
     from convert.probe import probe_logits
 
-    largest = 0.0
+    largest, finite = 0.0, True
     left = probe_logits(first)
     if progress:
         progress(f"probe logits of {first.directory}")
     for x, y in zip(left, probe_logits(second), strict=True):
+        finite = finite and bool(np.isfinite(x).all() and np.isfinite(y).all())
         both_nan = np.isnan(x) & np.isnan(y)
         with np.errstate(invalid="ignore"):
             gap = np.where(both_nan | (x == y), 0.0, np.abs(x.astype(np.float64) - y))
         largest = max(largest, float("inf") if np.isnan(gap).any() else float(gap.max()))
     if progress:
         progress(f"probe logits of {second.directory}")
-    return largest
+    return largest, finite

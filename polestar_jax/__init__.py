@@ -26,7 +26,10 @@ _EXPORTS = {
     "step": "polestar_jax.decode.engine",
     "decode": "polestar_jax.decode.engine",
     "Decoder": "polestar_jax.decode.policy",
+    "Span": "polestar_jax.decode.policy",
     "DecodeState": "polestar_jax.decode.state",
+    "Pass": "polestar_jax.decode.state",
+    "Scores": "polestar_jax.decode.state",
     "Trace": "polestar_jax.decode.trace",
     "Sampling": "polestar_jax.decode.sampling",
     "ModelSpec": "polestar_jax.spec",
@@ -37,6 +40,7 @@ _EXPORTS = {
     "commit": None,
     "schedule": None,
     "cache": None,
+    "compilation_cache": None,
 }
 __all__ = ["__version__", *_EXPORTS]
 

@@ -25,6 +25,7 @@ import numpy as np
 from polestar_jax.decode.policy import CommitRule
 from polestar_jax.decode.sampling import ORDER_NOISE
 from polestar_jax.decode.state import CONFIDENCE, FALLBACK, DecodeState, Scores
+from polestar_jax.errors import InputError
 
 
 def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
@@ -42,7 +43,7 @@ class Rule:
     def init(self, batch: int, gen_length: int) -> Any:
         return ()
 
-    def max_passes(self, gen_length: int) -> int:
+    def max_passes(self, gen_length: int, spans: int) -> int:
         return gen_length  # every pass commits at least one token
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
@@ -71,6 +72,10 @@ class Allowance(Rule):
 
     threshold: float
     steps: int
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise InputError(f"{type(self).__name__}: steps {self.steps} is not accepted: a whole number >= 1")
 
     def init(self, batch: int, gen_length: int) -> Any:
         return jnp.zeros(batch, jnp.int32)
@@ -101,7 +106,7 @@ class Quota(Rule):
     """A fixed number of commits a pass, the best by ``order`` (LLaDA's and Dream's own samplers).
 
     Attributes:
-      steps: passes a span takes.
+      steps_per_block: passes a span takes.
       order: what positions are ranked by: the confidence (LLaDA's low_confidence, Dream's maskgit_plus: the same), the margin
         between the two best tokens, the negative entropy, or nothing (random).
       quota: "uniform": masks at entry / steps, the remainder one each to the first passes. "dream_floor": the floor of
@@ -111,11 +116,17 @@ class Quota(Rule):
       order_temperature: above 0, positions are drawn without replacement from softmax(score / order_temperature).
     """
 
-    steps: int
+    steps_per_block: int
     order: str = "low_confidence"
     quota: str = "uniform"
     eps: float = 1e-3
     order_temperature: float = 0.0
+
+    def __post_init__(self):
+        if self.steps_per_block < 1:
+            raise InputError(
+                f"{type(self).__name__}: steps_per_block {self.steps_per_block} is not accepted: a whole number >= 1"
+            )
 
     @property
     def may_stall(self) -> bool:
@@ -133,35 +144,48 @@ class Quota(Rule):
     def count(self, scores: Scores, state: DecodeState) -> jax.Array:
         """Commits of this pass, i32 [b]."""
         if self.quota == "uniform":
-            extra = state.span_passes < state.span_masks % self.steps
-            return state.span_masks // self.steps + extra
+            extra = state.span_passes < state.span_masks % self.steps_per_block
+            return state.span_masks // self.steps_per_block + extra
         left = jnp.sum(scores.eligible, axis=-1)
-        share = 1 - jnp.asarray(times(self.steps, self.eps))[jnp.minimum(state.span_passes, self.steps - 1)]
-        return jnp.where(state.span_passes < self.steps - 1, jnp.floor(left * share).astype(jnp.int32), left)
+        share = (
+            1
+            - jnp.asarray(times(self.steps_per_block, self.eps))[
+                jnp.minimum(state.span_passes, self.steps_per_block - 1)
+            ]
+        )
+        return jnp.where(state.span_passes < self.steps_per_block - 1, jnp.floor(left * share).astype(jnp.int32), left)
 
-    def max_passes(self, gen_length: int) -> int:
-        return max(gen_length, self.steps)
+    def max_passes(self, gen_length: int, spans: int) -> int:
+        return max(gen_length, spans * self.steps_per_block)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Origin(Rule):
     """Each position on its own with probability 1 - t[i+1] / t[i]; all that is left at the last pass (Dream's ``origin``)."""
 
-    steps: int
+    steps_per_block: int
     eps: float = 1e-3
     may_stall = True
 
+    def __post_init__(self):
+        if self.steps_per_block < 1:
+            raise InputError(
+                f"{type(self).__name__}: steps_per_block {self.steps_per_block} is not accepted: a whole number >= 1"
+            )
+
     def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
-        keep = jnp.asarray(times(self.steps, self.eps))[jnp.minimum(state.span_passes, self.steps - 1)]
-        keep = jnp.where(state.span_passes < self.steps - 1, keep, 0.0)
+        keep = jnp.asarray(times(self.steps_per_block, self.eps))[
+            jnp.minimum(state.span_passes, self.steps_per_block - 1)
+        ]
+        keep = jnp.where(state.span_passes < self.steps_per_block - 1, keep, 0.0)
         return scores.eligible & (self.uniform(scores, state) < 1 - keep[:, None])
 
     def uniform(self, scores: Scores, state: DecodeState) -> jax.Array:
         """The draw of each position, f32 [b, G] in [0, 1)."""
         return _noise(jax.random.uniform, scores, state)
 
-    def max_passes(self, gen_length: int) -> int:
-        return max(gen_length, self.steps)
+    def max_passes(self, gen_length: int, spans: int) -> int:
+        return max(gen_length, spans * self.steps_per_block)
 
 
 def times(steps: int, eps: float) -> np.ndarray:
@@ -179,8 +203,8 @@ class AtLeastOne(Rule):
     def init(self, batch: int, gen_length: int) -> Any:
         return self.rule.init(batch, gen_length)
 
-    def max_passes(self, gen_length: int) -> int:
-        return self.rule.max_passes(gen_length)
+    def max_passes(self, gen_length: int, spans: int) -> int:
+        return self.rule.max_passes(gen_length, spans)
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
         accept, reason, own = self.rule.select(scores, state)
@@ -214,12 +238,24 @@ def at_least_one(rule: CommitRule) -> AtLeastOne:
 
 def any_of(*rules: Rule) -> Combined:
     """Positions that any of the stateless rules accepts."""
+    _check_stateless(rules)
     return Combined(rules, "any")
 
 
 def all_of(*rules: Rule) -> Combined:
     """Positions that all of the stateless rules accept."""
+    _check_stateless(rules)
     return Combined(rules, "all")
+
+
+def _check_stateless(rules: tuple[Rule, ...]) -> None:
+    if not rules:
+        raise InputError("no rules to combine; give at least one")
+    for rule in rules:
+        if type(rule).accept is Rule.accept:
+            raise InputError(
+                f"{type(rule).__name__} cannot be combined: it has state or reasons of its own; wrap the combination"
+            )
 
 
 def commit_rule(function: Callable[..., jax.Array]) -> Callable[..., Rule]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
+import os
 from pathlib import Path
 from typing import Any
 
 from polestar_jax.errors import InputError
-from polestar_jax.spec import Family, ModelSpec
+from polestar_jax.jsonfile import finite_float, load_json
+from polestar_jax.spec import LARGEST, MOST_LAYERS, Family, ModelSpec
 
 Config = dict[str, Any]
 
@@ -67,15 +68,9 @@ _DREAM_MASK, _DREAM_END_OF_TURN = 151666, 151645
 def read_config(directory: Path) -> Config:
     """The object in ``directory/config.json``; InputError where it is absent or no JSON object."""
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{directory}: no config.json; a model directory holds config.json and its weights") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: holds a JSON {type(config).__name__}, not an object")
-    return config
+    if not os.path.lexists(path):
+        raise InputError(f"{directory}: no config.json; a model directory holds config.json and its weights")
+    return load_json(path)
 
 
 def spec_from_config(config: Config, *, source: str) -> ModelSpec:
@@ -221,9 +216,10 @@ def _present(config: Config, keys: tuple[str, ...], source: str) -> Any:
 
 def _size(config: Config, keys: tuple[str, ...], source: str) -> int:
     value = _present(config, keys, source)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    largest = MOST_LAYERS if keys is _N_LAYERS else LARGEST
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         name = next(key for key in keys if config.get(key) is not None)
-        raise InputError(f"{source}: {name} is {value!r}; expected a positive integer")
+        raise InputError(f"{source}: {name} is {value!r}; expected a positive integer, at most {largest}")
     return value
 
 
@@ -232,10 +228,10 @@ def _positive(config: Config, key: str, source: str) -> float:
 
 
 def _positive_number(value: object, key: str, source: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    number = finite_float(value)
+    if number is None or number <= 0:
         raise InputError(f"{source}: {key} is {value!r}; expected a positive number")
-    return float(value)
+    return number
 
 
 def _id(config: Config, key: str, vocab_size: int, source: str, *, required: bool = True) -> int | None:

@@ -23,14 +23,14 @@ COMMON = {
     "block_length": Setting(
         type=int, default=None, low=1, help="positions of a block, a divisor of gen_length; none: 32, or gen_length below 32"
     ),
-    "temperature": Setting(type=float, default=0.0, low=0, help="0: arg max; above: Gumbel-max samples"),
-    "exclude_mask": Setting(type=bool, default=True, help="bar the mask token (off only for parity with samplers that do not)"),
+    "temperature": Setting(type=float, default=0.0, low=0, least=1e-3, high=1e3, help="0: arg max; else samples"),
+    "exclude_mask": Setting(type=bool, default=True, help="bar the mask token (off: parity with samplers that do not)"),
     "eos": Setting(
         type=str, default="allow", choices=("allow", "last", "never"),
         help="end-of-text and end-of-turn tokens: free, committed after all others, or barred",
     ),
     "stop_at_eos": Setting(type=bool, default=False, help="stop at the first complete block with an end of text"),
-    "guidance": Setting(type=float, default=0.0, low=0, help="classifier-free guidance scale; doubles the rows of a pass"),
+    "guidance": Setting(type=float, default=0.0, low=0, high=1e3, help="classifier-free guidance; doubles the rows"),
 }  # fmt: skip
 FILTERS = {
     "top_p": Setting(type=float, default=None, above=0, high=1, help="nucleus filter of the tempered distribution"),
@@ -52,7 +52,7 @@ VANILLA = COMMON | FILTERS | {
         help="commits a pass: masks / steps with the remainder first, or Dream's floored share of what is left",
     ),
     "eps": Setting(type=float, default=1e-3, above=0, high=0.5, help="last time of dream_floor and origin"),
-    "order_temperature": Setting(type=float, default=0.0, low=0, help="above 0: positions are drawn (Dream's alg_temp)"),
+    "order_temperature": Setting(type=float, default=0.0, low=0, least=1e-3, high=1e3, help="draws positions (Dream's alg_temp)"),
 }  # fmt: skip
 PARALLEL = COMMON | FILTERS | {
     "threshold": Setting(type=float, default=0.9, help="commit every position with at least this confidence, else the best one"),
@@ -79,10 +79,10 @@ def vanilla(**settings: Any) -> Decoder:
             f"(gen_length {gen_length} / block_length {block_length}) up to gen_length"
         )
     if values["order"] == "origin":
-        rule: commit.Rule = commit.Origin(steps=steps // blocks, eps=values["eps"])
+        rule: commit.Rule = commit.Origin(steps_per_block=steps // blocks, eps=values["eps"])
     else:
         rule = commit.Quota(
-            steps=steps // blocks, order=values["order"], quota=values["quota"], eps=values["eps"],
+            steps_per_block=steps // blocks, order=values["order"], quota=values["quota"], eps=values["eps"],
             order_temperature=values["order_temperature"],
         )  # fmt: skip
     return _decoder("vanilla", values, block_length, rule)
@@ -106,10 +106,11 @@ def _lengths(values: dict[str, Any]) -> tuple[int, int]:
     gen_length = values["gen_length"]
     block_length = values["block_length"] or min(32, gen_length)
     if gen_length % block_length:
-        near = max(1, gen_length // block_length) * block_length
+        whole = gen_length // block_length * block_length
+        near = f"{whole} or {whole + block_length}" if whole else str(block_length)
         raise InputError(
             f"gen_length {gen_length} is not a multiple of block_length {block_length}; "
-            f"use gen_length {near} or {near + block_length}, or a block_length that divides {gen_length}"
+            f"use gen_length {near}, or a block_length that divides {gen_length}"
         )
     return gen_length, block_length
 
@@ -125,6 +126,7 @@ def _decoder(name: str, values: dict[str, Any], block_length: int, rule: commit.
         sampling=Sampling(**{key: value for key, value in values.items() if key in fields}),
         guidance=values["guidance"],
         stop_at_eos=values["stop_at_eos"],
+        chosen=tuple((values | {"block_length": block_length}).items()),
     )
 
 

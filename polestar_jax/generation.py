@@ -115,19 +115,10 @@ def iterate(
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Answer]:
     """``generate``, yielding each answer as its batch ends."""
-    if isinstance(prompts, str):
-        raise InputError("prompts must be a list of prompts, not one text")
-    if batch_size < 1:
-        raise InputError(f"batch_size {batch_size} is not accepted: a whole number >= 1")
-    ids = []
-    for place, prompt in enumerate(prompts):
-        try:
-            ids.append(prompt_ids(prompt, tokenizer, raw=raw))
-            engine.check_prompt(ids[-1], model.spec, decoder.gen_length)
-        except InputError as error:
-            raise InputError(
-                f"prompt {place + 1} of {len(prompts)}: {error}" if len(prompts) > 1 else str(error)
-            ) from None
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise InputError(f"batch_size {batch_size!r} is not accepted: a whole number >= 1")
+    engine.check_seed(seed)
+    ids = all_prompt_ids(prompts, tokenizer, model.spec, decoder.gen_length, raw=raw)
     for first in range(0, len(ids), batch_size):
         batch = ids[first : first + batch_size]
         # A short last batch is filled up, so that it runs the program of the others.
@@ -173,11 +164,18 @@ def answers(
             state.near_ties,
         )
     )
+    if not bool(np.all(state.finite[: len(batch)])):
+        raise RunError("the model's logits are not finite; its weights or a setting (guidance, dtype) overflow")
     left = int((tokens[: len(batch)] == model.spec.mask_id).sum())
     if left:
+        why = (
+            "the commit rule or the schedule left them undecided"
+            if decoder.sampling.exclude_mask
+            else "the model proposed it; exclude_mask=true bars it"
+        )
         raise RunError(
             f"{left} of {tokens[: len(batch)].size} generated positions hold the mask token {model.spec.mask_id} "
-            f"after {int(state.passes)} passes; with exclude_mask=true the model cannot propose it"
+            f"after {int(state.passes)} passes: {why}"
         )
     for i, prompt in enumerate(batch):
         stats = count(
@@ -188,7 +186,7 @@ def answers(
         ids = tokens[i].tolist()
         yield Answer(
             text=tokenizer.text(ids, model.spec) if tokenizer else None,
-            prompt_ids=list(prompt),
+            prompt_ids=[int(token) for token in prompt],
             tokens=ids,
             stats=stats,
             trace=trace_arrays(state, i, model.spec, decoder) if decoder.trace else None,
@@ -233,10 +231,31 @@ def trace_arrays(state: DecodeState, i: int, spec: ModelSpec, decoder: Decoder) 
     }
 
 
+def all_prompt_ids(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, spec: ModelSpec, gen_length: int, *, raw: bool
+) -> list[list[int]]:
+    """Token ids of all prompts, each checked; InputError names the place of the first that cannot be used."""
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Sequence, np.ndarray)):
+        raise InputError(f"prompts must be a list of prompts, got {type(prompts).__name__}")
+    ids = []
+    for place, prompt in enumerate(prompts):
+        try:
+            ids.append(prompt_ids(prompt, tokenizer, raw=raw))
+            engine.check_prompt(ids[-1], spec, gen_length)
+        except InputError as error:
+            where = f"prompt {place + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
+            raise InputError(f"{where}{error}") from None
+    return ids
+
+
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, raw: bool = False) -> list[int]:
     """Token ids of a prompt: a text (chat template unless ``raw``), chat messages, or ids as they are."""
-    if not isinstance(prompt, str) and all(isinstance(token, (int, np.integer)) for token in prompt):
-        return [int(token) for token in prompt]
+    if isinstance(prompt, bytes) or not isinstance(prompt, (str, Sequence, np.ndarray)):
+        raise InputError(f"a prompt is a text, a list of token ids or a list of messages, got {type(prompt).__name__}")
+    if not isinstance(prompt, str) and not any(isinstance(part, dict) for part in prompt):
+        return list(prompt)
+    if isinstance(prompt, str) and not prompt.strip():
+        raise InputError("prompt is empty")
     if tokenizer is None:
         raise InputError("the model's directory has no tokenizer files; give token ids (--prompt-ids)")
     if isinstance(prompt, str):
@@ -260,19 +279,15 @@ def stream(
       trace: record these fields in the states' ``trace``; default the decoder's.
     """
     decoder = decoder.replace(trace=trace) if trace else decoder
-    ids = [prompt_ids(prompt, tokenizer, raw=raw) for prompt in prompts]
+    ids = all_prompt_ids(prompts, tokenizer, model.spec, decoder.gen_length, raw=raw)
     yield from engine.steps(model, decoder, engine.init_state(model, decoder, ids, seed=seed))
 
 
 def logits(model: Denoiser, ids: Sequence[int]) -> np.ndarray:
     """Logits of one full forward over ``ids`` [S]: float32 [S, V], row i as the model gives it (no logit shift)."""
     spec = model.spec
+    engine.check_ids(ids, spec)
     array = np.asarray(ids)
-    if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise InputError("ids must be a list of at least one whole number")
-    if array.min() < 0 or array.max() >= spec.vocab_size:
-        wrong = array[(array < 0) | (array >= spec.vocab_size)][0]
-        raise InputError(f"id {wrong} is outside the vocabulary 0..{spec.vocab_size - 1}")
     if array.size > spec.max_length:
         raise InputError(f"{array.size} ids are more than the model's max_length {spec.max_length}")
     columns = engine.bucket(array.size)

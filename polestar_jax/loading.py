@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,21 @@ TINY = "tiny"
 
 
 def model_directory(name: str | Path) -> Path:
-    """The directory a model name stands for: "tiny" is the embedded model, anything else is a path."""
-    if str(name) == TINY:
+    """The directory a model name stands for: the word "tiny" is the embedded model, anything else is a path.
+
+    Raises:
+      InputError: the name is empty, or names the home of a user there is not.
+    """
+    if isinstance(name, str) and name == TINY:
         return DIRECTORY
-    return Path(name).expanduser()
+    if isinstance(name, str) and not name:
+        raise InputError(f"the model's name is empty; give {TINY!r} or a directory")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise InputError(
+            f"no model {str(name)!r}: its home directory is unknown; give {TINY!r} or a directory"
+        ) from None
 
 
 def load(path_or_name: str | Path = TINY, *, dtype: str | None = None) -> tuple[Denoiser, Any | None]:
@@ -65,7 +77,7 @@ def _open(path_or_name: str | Path) -> Source:
     from convert.source import open_source
 
     directory = model_directory(path_or_name)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # unlike Path.is_dir, False for names too long for the system
         raise InputError(
             f"no model {str(path_or_name)!r}: neither {TINY!r} nor a directory (nothing is downloaded;"
             " give a Hugging Face or converted directory)"

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.decode.policy import Span
+from polestar_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,10 @@ class Blocks:
     """
 
     block_length: int
+
+    def __post_init__(self):
+        if self.block_length < 1:
+            raise InputError(f"block_length {self.block_length} is not accepted: a whole number >= 1")
 
     @property
     def capacity(self) -> int:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from polestar_jax.errors import InputError
+
+LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,8 @@ class Setting:
     Attributes:
       type: int, float, bool or str.
       default: the value when not given; None where the meaning says what that stands for.
-      low, high: inclusive bounds of a number; ``above`` makes the lower one exclusive.
+      low, high: inclusive bounds of a number; ``above`` makes the lower one exclusive; ``least`` is
+        the smallest value beside 0. No number beyond LARGEST is accepted: it would not fit the device's types.
       choices: accepted strings.
       help: one line.
     """
@@ -29,6 +34,7 @@ class Setting:
     low: float | None = None
     above: float | None = None
     high: float | None = None
+    least: float | None = None
     choices: tuple[str, ...] = ()
 
     @property
@@ -39,14 +45,13 @@ class Setting:
         elif self.type is bool:
             words = "true | false"
         else:
-            words = "a whole number" if self.type is int else "a number"
-            words += f" >= {self.low:g}" if self.low is not None else ""
-            words += f" > {self.above:g}" if self.above is not None else ""
-            words += (
-                f"{' and' if self.low is not None or self.above is not None else ''} <= {self.high:g}"
-                if self.high is not None
-                else ""
-            )
+            bounds = [
+                f"{sign} {bound:g}"
+                for sign, bound in ((">=", self.low), (">", self.above), ("<=", self.high))
+                if bound is not None
+            ]
+            words = " ".join(["a whole number" if self.type is int else "a number", " and ".join(bounds)]).strip()
+            words += f" (0, or at least {self.least:g})" if self.least is not None else ""
         return words + (" | none" if self.default is None else "")
 
     def check(self, name: str, value: Any) -> Any:
@@ -58,12 +63,16 @@ class Setting:
             if not isinstance(value, self.type) or (self.choices and value not in self.choices):
                 raise refuse
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise refuse
-        if self.type is int and int(value) != value:
+        if abs(value) > LARGEST or value != value or (self.type is int and int(value) != value):
             raise refuse
         below = (self.low is not None and value < self.low) or (self.above is not None and value <= self.above)
-        if below or (self.high is not None and value > self.high):
+        if (
+            below
+            or (self.high is not None and value > self.high)
+            or (self.least is not None and 0 < value < self.least)
+        ):
             raise refuse
         return self.type(value)
 

@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.raw:
         raise InputError("--raw is not accepted: a chat needs the chat template")
+    if sys.stdin is None:
+        raise InputError("standard input is closed; a chat reads it")
     decoder = common.build_decoder(args)
     model, tokenizer = common.load_model(args)
     if tokenizer is None:

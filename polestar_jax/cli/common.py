@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -47,13 +46,11 @@ def add_method_arguments(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="a setting of the method; repeatable",
     )
-    parser.add_argument("--gen-length", type=int, default=256, metavar="N", help="generated positions (default: 256)")
+    parser.add_argument("--gen-length", type=int, metavar="N", help="generated positions (default: 256)")
     parser.add_argument(
         "--block-length", type=int, metavar="N", help="positions of a block (default: 32, or gen-length below 32)"
     )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: arg max (default); above: samples"
-    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="0: arg max (default); above: samples")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: 0)")
     parser.add_argument(
         "--stop-at-eos", action="store_true", help="stop at the first complete block with an end of text"
@@ -70,9 +67,8 @@ def build_decoder(args: argparse.Namespace) -> Any:
     if not 0 <= args.seed < 2**32:
         raise InputError(f"--seed {args.seed} is not accepted: a whole number in 0..{2**32 - 1}")
     method = METHODS[args.method]
-    values: dict[str, Any] = {"gen_length": args.gen_length, "temperature": args.temperature}
-    if args.block_length is not None:
-        values["block_length"] = args.block_length
+    options = ("gen_length", "block_length", "temperature")
+    values: dict[str, Any] = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     if args.stop_at_eos:
         values["stop_at_eos"] = True
     for text in args.settings:
@@ -81,7 +77,10 @@ def build_decoder(args: argparse.Namespace) -> Any:
             raise InputError(f"--set {text} is not accepted: KEY=VALUE")
         if name not in method.settings:
             raise InputError(f"method {args.method} has no setting {name!r}; it has: {', '.join(method.settings)}")
-        values[name] = method.settings[name].parse(name, value)
+        parsed = method.settings[name].parse(name, value)
+        if name in values and values[name] != parsed:
+            raise InputError(f"setting {name} is given twice: {values[name]} and {parsed}")
+        values[name] = parsed
     return method.build(**values)
 
 
@@ -117,36 +116,63 @@ def versions() -> dict[str, str]:
 
 
 def print_json(value: Any, file: IO[str] | None = None) -> None:
-    """One JSON object on one line."""
-    print(json.dumps(value, ensure_ascii=False), file=file or sys.stdout, flush=True)
+    """One JSON object on one line, in ASCII where the stream cannot take more."""
+    out = file or sys.stdout
+    wide = (getattr(out, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not wide, allow_nan=False), file=out, flush=True)
 
 
-def check_writable(path: str | None, option: str) -> None:
-    """Refuse an output path before the work, not after it."""
-    if path is None:
-        return
-    target = pathlib.Path(path)
-    if target.is_dir():
-        raise InputError(f"{option} {path} is a directory; a file name is needed")
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"{option} {path}: the directory {target.absolute().parent} does not exist")
-    if not os.access(target.absolute().parent, os.W_OK):
-        raise InputError(f"{option} {path}: the directory {target.absolute().parent} is not writable")
+def check_outputs(**paths: str | None) -> None:
+    """Refuse output paths before the work, not after it: option name -> path."""
+    seen: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        name = f"--{option}"
+        target = pathlib.Path(os.path.realpath(path))
+        try:
+            if target.is_dir() or path.endswith(os.sep) or not path:
+                raise InputError(f"{name} {path} is a directory; a file name is needed")
+            if not target.parent.is_dir():
+                raise InputError(f"{name} {path}: the directory {target.parent} does not exist")
+            special = target.exists() and not target.is_file()
+            if not special:
+                handle, partial = _partial(target)
+                os.close(handle)
+                os.unlink(partial)
+        except OSError as error:
+            raise InputError(f"{name} {path} cannot be written: {error.strerror}") from None
+        if not special and str(target) in seen:
+            raise InputError(f"{name} and {seen[str(target)]} name the same file {path}")
+        seen[str(target)] = name
 
 
 @contextlib.contextmanager
 def replacing(path: str | pathlib.Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file that appears under ``path`` only when complete: written beside it under another name, then renamed."""
-    target = pathlib.Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.absolute().parent)
-    try:
-        with os.fdopen(handle, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as file:
+    """A file that appears under ``path`` only when complete: written beside it under another name, then renamed.
+
+    A link is followed; a device or pipe is written straight to.
+    """
+    target = pathlib.Path(os.path.realpath(path))
+    options = {} if "b" in mode else {"encoding": "utf-8"}
+    if target.exists() and not target.is_file():
+        with open(target, mode, **options) as file:
             yield file
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
+        return
+    handle, name = _partial(target)
+    try:
+        with os.fdopen(handle, mode, **options) as file:
+            yield file
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def _partial(target: pathlib.Path) -> tuple[int, str]:
+    """A fresh file beside ``target``: (descriptor, name). OSError where the target's own name is not one either."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(target)
+    name = str(target.parent / f".polestar-{os.getpid()}.partial")
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), name

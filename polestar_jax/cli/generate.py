@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import IO, Any
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_arguments(parser)
     common.add_method_arguments(parser)
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
-    parser.add_argument("--stream", action="store_true", help="show the answer as it is decided")
+    parser.add_argument("--stream", action="store_true", help="write the answer piece by piece as it is decided")
     parser.add_argument("--json", action="store_true", help="one JSON object an answer: text, tokens, costs, settings")
     parser.add_argument("--trace", metavar="F.npz", help="write what every pass did (one prompt)")
     parser.add_argument("--output", metavar="F", help="write the answers there instead of standard output")
@@ -41,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     decoder = common.build_decoder(args)
-    for path, option in ((args.output, "--output"), (args.trace, "--trace")):
-        common.check_writable(path, option)
+    common.check_outputs(output=args.output, trace=args.trace)
+    if args.input and args.output and os.path.realpath(args.input) == os.path.realpath(args.output):
+        raise InputError(f"--output and --input name the same file {args.input}")
     if args.batch_size < 1:
         raise InputError(f"--batch-size {args.batch_size} is not accepted: a whole number >= 1")
     entries = read_prompts(args)
@@ -78,6 +80,8 @@ def read_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
             raise InputError("no prompt: give --prompt, --prompt-ids, --input or text on standard input")
         return [{"id": 0, "prompt": _decoded(sys.stdin.buffer.read(), "standard input").rstrip("\n")}]
     name = "standard input" if args.input == "-" else args.input
+    if args.input == "-" and sys.stdin is None:
+        raise InputError("--input -: standard input is closed")
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if args.input == "-" else open(args.input, "rb") as file:
             text = _decoded(file.read(), name)
@@ -93,15 +97,20 @@ def read_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _decoded(data: bytes, name: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text (byte {error.start})") from None
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
 def _entry(line: str, where: str, index: int) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except ValueError as error:
+        value = json.loads(line, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:  # half a surrogate pair is a ValueError too
         raise InputError(f"{where} is not JSON: {error}") from None
     kinds = [key for key in ("prompt", "prompt_ids", "messages") if isinstance(value, dict) and key in value]
     if len(kinds) != 1:
@@ -144,21 +153,22 @@ def _streamed(
     from polestar_jax.cli.streaming import DecidedText
     from polestar_jax.decode import engine
 
-    ids = generation.prompt_ids(prompt, tokenizer, raw=args.raw)
+    ids = generation.all_prompt_ids([prompt], tokenizer, model.spec, decoder.gen_length, raw=args.raw)
+    state = engine.init_state(model, decoder, ids, seed=args.seed)
+    compile_seconds = engine.compile_step(model, decoder, state)
     shown = DecidedText(tokenizer, model.spec)
     started = time.perf_counter()
-    for state in engine.steps(model, decoder, engine.init_state(model, decoder, [ids], seed=args.seed)):
-        tokens = state.generated[0].tolist()
+    for now in engine.steps(model, decoder, state):
+        tokens = now.generated[0].tolist()
         new = shown.grow(tokens)
         if args.json:
-            common.print_json({"nfe": int(state.nfe[0]), "tokens": tokens, "text": shown.text}, out)
+            common.print_json({"nfe": int(now.nfe[0]), "tokens": tokens, "text": shown.text}, out)
         else:
             print(new, end="", file=out, flush=True)
     if not args.json:
         print(file=out, flush=True)
-    # The first pass compiled within this time, so a streamed answer reports no compile time of its own.
-    finished = generation.Finished(state, time.perf_counter() - started, 0.0)
-    yield from generation.answers(finished, [ids], model, decoder, tokenizer)
+    finished = generation.Finished(now, time.perf_counter() - started, compile_seconds)
+    yield from generation.answers(finished, ids, model, decoder, tokenizer)
 
 
 def report(entry: dict[str, Any], answer: Any, args: argparse.Namespace, model: Any, decoder: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from polestar_jax.generation import logits
 
     ids = common.parse_ids(args.prompt_ids)
-    common.check_writable(args.out, "--out")
+    common.check_outputs(out=args.out)
     model, _ = common.load_model(args)
     values = logits(model, ids)
     with common.replacing(args.out, "wb") as file:

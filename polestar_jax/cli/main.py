@@ -28,25 +28,18 @@ class Parser(argparse.ArgumentParser):
     """argparse with one line on an error instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in argv if not word.startswith("-")), None)
-    parser = Parser(prog="polestar", description="Drift-aware decoding of masked diffusion language models in JAX.")
-    parser.add_argument("--version", action="version", version=_version())
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, (module, summary) in VERBS.items():
-        sub = verbs.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
-        sub.description = summary[0].upper() + summary[1:] + "."
-        if name == verb:
-            importlib.import_module(module).add_arguments(sub)
     try:
-        args = parser.parse_args(argv)
+        args = _parser(verb).parse_args(argv)
         status = importlib.import_module(VERBS[args.verb][0]).run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
@@ -60,15 +53,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RunError, OSError) as error:
         return _fail(verb, error, 1)
     except Exception as error:  # what jax raises on the device, out of memory included
+        if _interrupted(error):
+            return _fail(verb, "interrupted", 130)
         if os.environ.get("POLESTAR_DEBUG"):
             raise
         return _fail(verb, f"{type(error).__name__}: {error} (POLESTAR_DEBUG=1 shows where)", 1)
 
 
+def _parser(verb: str | None) -> Parser:
+    """The parser with the arguments of ``verb`` alone, so that no other verb's modules are imported."""
+    parser = Parser(prog="polestar", description="Drift-aware decoding of masked diffusion language models in JAX.")
+    parser.add_argument("--version", action="version", version=_version())
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, (module, summary) in VERBS.items():
+        sub = verbs.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        sub.description = summary[0].upper() + summary[1:] + "."
+        if name == verb:
+            importlib.import_module(module).add_arguments(sub)
+    return parser
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt is at the bottom of it: one inside an import comes out as that import's failure."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _fail(verb: str | None, error: object, status: int) -> int:
-    line = " ".join(str(error).split())
-    print(f"polestar {verb}: error: {line}", file=sys.stderr)
+    print(f"polestar {verb}: error: {_one_line(error)}", file=sys.stderr)
     return status
+
+
+def _one_line(error: object) -> str:
+    """White space folded, and the middle of an overlong echo left out."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= 1000 else f"{line[:600]} ... {line[-300:]}"
 
 
 def _version() -> str:

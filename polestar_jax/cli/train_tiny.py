@@ -75,10 +75,18 @@ class Checkpoints:
     def __init__(self, directory: pathlib.Path, recipe: Any):
         self.directory, self.recipe = directory, dataclasses.asdict(recipe)
         note = directory / "recipe.json"
-        if note.exists() and json.loads(note.read_text()) != self.recipe:
-            raise InputError(f"{directory} is an interrupted run of another recipe; remove it or give its settings")
-        directory.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(self.recipe))
+        try:
+            same = not directory.exists() or json.loads(note.read_text()) == self.recipe
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise InputError(f"{directory} is no interrupted run of this recipe; remove it or give its settings")
+        if not directory.exists():
+            fresh = directory.with_name(directory.name + ".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+            (fresh / "recipe.json").write_text(json.dumps(self.recipe))
+            fresh.rename(directory)
 
     def restore(self, carry: Any) -> tuple[int, Any]:
         """(steps done, carry): the saved ones, else (0, the given one)."""

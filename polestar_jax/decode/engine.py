@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jax import lax
 from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
-from polestar_jax.decode.state import NEAR_TIE, DecodeState, Scores
+from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Scores
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -58,10 +58,18 @@ def init_state(
         than the model was made for.
     """
     spec = model.spec
+    if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (str, bytes)):
+        raise InputError(f"prompts must be token ids or a list of them, got {type(prompts).__name__}")
     batch = [prompts] if len(prompts) and isinstance(prompts[0], (int, np.integer)) else list(prompts)
     for prompt in batch or [[]]:
         check_prompt(prompt, spec, decoder.gen_length)
-    columns = columns or bucket(max(map(len, batch)))
+    check_seed(seed)
+    longest = max(map(len, batch))
+    columns = bucket(longest) if columns is None else columns
+    if columns < longest:
+        raise InputError(f"columns {columns} is not accepted: at least the longest prompt's {longest}")
+    if sequence_ids is not None and len(sequence_ids) != len(batch):
+        raise InputError(f"{len(sequence_ids)} sequence_ids for {len(batch)} prompts")
     tokens = np.full((len(batch), columns + decoder.gen_length), spec.mask_id, np.int32)
     tokens[:, :columns] = spec.eos_id
     for row, prompt in zip(tokens, batch, strict=True):
@@ -97,6 +105,7 @@ def _fresh(decoder: Decoder, tokens: jax.Array, pad: jax.Array, seed: jax.Array,
         reason=jnp.full((b, gen_length), -1, jnp.int8),
         committed_at=jnp.full((b, gen_length), -1, jnp.int32),
         done=jnp.zeros(b, bool),
+        finite=jnp.ones(b, bool),
         commit=_rule(decoder).init(b, gen_length),
         trace=decoder.trace.init(decoder.max_passes, b, gen_length) if decoder.trace else None,
     )
@@ -104,14 +113,8 @@ def _fresh(decoder: Decoder, tokens: jax.Array, pad: jax.Array, seed: jax.Array,
 
 def check_prompt(prompt: Sequence[int], spec: ModelSpec, gen_length: int) -> None:
     """Refuse what a gather on the device would silently clamp or a model was not made for."""
-    if not len(prompt):
-        raise InputError("prompt is empty; at least one token is needed")
+    check_ids(prompt, spec)
     ids = np.asarray(prompt)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise InputError(f"prompt ids must be whole numbers in 0..{spec.vocab_size - 1}, got {prompt!r}")
-    wrong = ids[(ids < 0) | (ids >= spec.vocab_size)]
-    if wrong.size:
-        raise InputError(f"prompt id {wrong[0]} is outside the vocabulary 0..{spec.vocab_size - 1}")
     if (ids == spec.mask_id).any():
         raise InputError(f"prompt contains the mask token {spec.mask_id}; prompts must be decided")
     if len(ids) + gen_length > spec.max_length:
@@ -119,6 +122,25 @@ def check_prompt(prompt: Sequence[int], spec: ModelSpec, gen_length: int) -> Non
             f"prompt of {len(ids)} tokens and gen_length {gen_length} make {len(ids) + gen_length}, "
             f"more than the model's max_length {spec.max_length}"
         )
+
+
+def check_ids(ids: Sequence[int], spec: ModelSpec) -> None:
+    """Refuse anything but a non-empty list of ids of the vocabulary."""
+    accepted = f"whole numbers in 0..{spec.vocab_size - 1}"
+    if not isinstance(ids, (Sequence, np.ndarray)) or isinstance(ids, (str, bytes)):
+        raise InputError(f"prompt ids must be a list of {accepted}, got {type(ids).__name__}")
+    if not len(ids):
+        raise InputError("prompt is empty; at least one token is needed")
+    for token in ids:
+        if isinstance(token, (bool, np.bool_)) or not isinstance(token, (int, np.integer)):
+            raise InputError(f"prompt id {token!r} is not accepted: {accepted}")
+        if not 0 <= token < spec.vocab_size:
+            raise InputError(f"prompt id {token} is outside the vocabulary 0..{spec.vocab_size - 1}")
+
+
+def check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise InputError(f"seed {seed!r} is not accepted: a whole number in 0..{2**32 - 1}")
 
 
 def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
@@ -140,7 +162,8 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
     undecided = generated == spec.mask_id
     span_left = jnp.sum(undecided & state.in_span, axis=-1)
     complete = active & (span_left == 0)
-    done = state.done | ~jnp.any(undecided, axis=-1)
+    # Without numbers to go by there is nothing to decide: the sequence stops and the caller is told.
+    done = state.done | ~jnp.any(undecided, axis=-1) | ~scores.finite
     if decoder.stop_at_eos:
         reached = jnp.arange(state.gen_length)[None] < state.span_end[:, None]
         ended = complete & jnp.any(jnp.isin(generated, jnp.array(spec.stop_ids)) & reached, axis=-1)
@@ -170,16 +193,18 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
         nfe=state.nfe + count,
         full_forwards=state.full_forwards + (active & full),
         partial_forwards=state.partial_forwards + (active & ~full),
+        refreshes=state.refreshes + (active & (kind == REFRESH_STEP)),
         span_start=moved(span.start, state.span_start),
         span_end=moved(span.end, state.span_end),
         span_index=moved(span.index, state.span_index),
         span_passes=moved(0, state.span_passes + count),
         span_masks=moved(jnp.sum(undecided & inside, axis=-1), state.span_masks),
         committed=jnp.sum(accept & state.in_span, axis=-1),
-        near_ties=state.near_ties + jnp.sum(accept & (scores.margin < NEAR_TIE), axis=-1),
+        near_ties=state.near_ties + jnp.sum(accept & scores.near_tie, axis=-1),
         reason=jnp.where(accept, reason, state.reason),
         committed_at=jnp.where(accept, state.nfe[:, None], state.committed_at),
         done=done,
+        finite=state.finite & (scores.finite | state.done),
         cache=result.cache,
         commit=commit,
         trace=trace,
@@ -199,28 +224,33 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
     """
     graph, weights = split(model)
     cache, state = state.cache, state.replace(cache=None)
+    run, _ = _compile(_step, graph, weights, decoder, state, cache)
     while not bool(np.all(state.done)) and int(state.passes) < decoder.max_passes:
-        state, cache = _step(graph, weights, decoder, state, cache)
+        state, cache = run(weights, state, cache)
         yield state
 
 
-def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Any, float]:
+def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Callable, float]:
     """The compiled loop for states of this shape, as a function of (weights, state), and the seconds it took (0 if known)."""
-    graph, weights = split(model)
-    signature = (
-        graph,
-        decoder,
-        jax.tree.structure(state),
-        *((x.shape, x.dtype) for x in jax.tree.leaves((weights, state))),
-    )
+    return _compile(_decode, *split(model), decoder, state)
+
+
+def compile_step(model: Denoiser, decoder: Decoder, state: DecodeState) -> float:
+    """Compile the step that ``steps`` runs on states of this shape; the seconds it took (0 if known)."""
+    return _compile(_step, *split(model), decoder, state.replace(cache=None), state.cache)[1]
+
+
+def _compile(program: Any, graph: nnx.GraphDef, weights: Any, decoder: Decoder, *states: Any) -> tuple[Callable, float]:
+    signature = (program, graph, decoder, jax.tree.structure(states))
+    signature += tuple((x.shape, x.dtype) for x in jax.tree.leaves((weights, states)))
     if signature in _compiled:
         return _compiled[signature], 0.0
     started = time.perf_counter()
-    _compiled[signature] = _decode.lower(graph, weights, decoder, state).compile()
+    _compiled[signature] = program.lower(graph, weights, decoder, *states).compile()
     return _compiled[signature], time.perf_counter() - started
 
 
-_compiled: dict[Any, Any] = {}
+_compiled: dict[Any, Callable] = {}
 
 
 def split(model: Denoiser) -> tuple[nnx.GraphDef, Any]:
@@ -279,10 +309,13 @@ def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, mask_i
     batch = jnp.arange(b)[:, None]
     put = lambda value, fill: jnp.full((b, g), fill, value.dtype).at[batch, targets].set(value, mode="drop")  # noqa: E731
     seen = put(jnp.ones_like(targets, bool), False)
+    last = lambda value: jnp.where(rows.deferred, -jnp.inf, value)  # noqa: E731
     return Scores(
         token=put(rows.token, 0),
-        confidence=put(rows.confidence, -jnp.inf),
-        margin=put(rows.margin, -jnp.inf),
-        neg_entropy=put(rows.neg_entropy, -jnp.inf),
+        confidence=put(last(rows.confidence), -jnp.inf),
+        margin=put(last(rows.margin), -jnp.inf),
+        neg_entropy=put(last(rows.neg_entropy), -jnp.inf),
         eligible=seen & (state.generated == mask_id) & state.in_span & ~state.done[:, None],
+        near_tie=put(rows.margin < NEAR_TIE, False),
+        finite=~jnp.any(jnp.isnan(rows.confidence) & (targets < g), axis=-1),
     )

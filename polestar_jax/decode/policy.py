@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from polestar_jax.decode.sampling import Sampling
 from polestar_jax.decode.state import DecodeState, Pass, Scores
 from polestar_jax.decode.trace import Trace
+from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
 
@@ -65,8 +66,8 @@ class CommitRule(Protocol):
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
         """(accept bool [b, G], reason i8 [b, G], the rule's new pytree); ``state.commit`` is the old one."""
 
-    def max_passes(self, gen_length: int) -> int:
-        """A hard bound on the passes over ``gen_length`` positions."""
+    def max_passes(self, gen_length: int, spans: int) -> int:
+        """A hard bound on the passes over ``gen_length`` positions in at most ``spans`` spans."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class Decoder:
       guidance: classifier-free guidance scale s >= 0; logits are u + (s + 1)(c - u), u from a masked prompt. 0: off.
       stop_at_eos: stop at the first complete span that contains an end-of-text token and fill the rest with it.
       trace: what to record, or None.
+      chosen: the method's settings as they were given, for reports; dropped when a policy is replaced.
     """
 
     name: str
@@ -92,20 +94,35 @@ class Decoder:
     guidance: float = 0.0
     stop_at_eos: bool = False
     trace: Trace | None = None
+    chosen: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self):
+        for part, methods in (("schedule", ("next",)), ("cache", ("init", "forward")), ("commit", ("init", "select"))):
+            policy = getattr(self, part)
+            if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
+                raise InputError(
+                    f"{part} {policy!r} is not accepted: a policy with {' and '.join(methods)}, already made"
+                )
+            if not dataclasses.is_dataclass(policy):
+                raise InputError(
+                    f"{part} {type(policy).__name__} is not accepted: a frozen dataclass, compared by value"
+                )
 
     def replace(self, **changes: Any) -> Decoder:
-        return dataclasses.replace(self, **changes)
+        same = changes.keys() <= {"trace", "chosen"}
+        return dataclasses.replace(self, **({} if same else {"chosen": ()}) | changes)
 
     @property
     def max_passes(self) -> int:
-        return self.commit.max_passes(self.gen_length)
+        return self.commit.max_passes(self.gen_length, -(-self.gen_length // self.schedule.capacity))
 
     def settings(self) -> dict[str, Any]:
         """Every setting in force, flat: the decoder's own, then its policies'."""
         own = {"gen_length": self.gen_length, "guidance": self.guidance, "stop_at_eos": self.stop_at_eos}
+        own |= {part: type(getattr(self, part)).__name__ for part in ("schedule", "cache", "commit")}
         for part in (self.schedule, self.cache, self.commit, self.sampling):
             own.update(settings_of(part))
-        return own
+        return own | dict(self.chosen)
 
 
 def settings_of(policy: Any) -> dict[str, Any]:
@@ -113,7 +130,8 @@ def settings_of(policy: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(policy):
         value = getattr(policy, field.name)
-        parts = value if isinstance(value, tuple) and all(map(dataclasses.is_dataclass, value)) else (value,)
-        for part in parts:
-            values.update(settings_of(part) if dataclasses.is_dataclass(part) else {field.name: part})
+        if isinstance(value, tuple) and all(map(dataclasses.is_dataclass, value)):
+            values[field.name] = [{"rule": type(part).__name__} | settings_of(part) for part in value]
+        else:
+            values.update(settings_of(value) if dataclasses.is_dataclass(value) else {field.name: value})
     return values

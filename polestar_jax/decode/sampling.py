@@ -42,12 +42,13 @@ class Sampling:
 
 
 class RowScores(NamedTuple):
-    """Scores of rows, each [b, r]; see :class:`polestar_jax.decode.state.Scores`."""
+    """Scores of rows, each [b, r]; see :class:`polestar_jax.decode.state.Scores`. ``deferred``: to be committed last."""
 
     token: jax.Array
     confidence: jax.Array
     margin: jax.Array
     neg_entropy: jax.Array
+    deferred: jax.Array
 
 
 def score_rows(logits: jax.Array, sampling: Sampling, spec: ModelSpec, key: jax.Array) -> RowScores:
@@ -62,13 +63,11 @@ def score_rows(logits: jax.Array, sampling: Sampling, spec: ModelSpec, key: jax.
     barred = ((spec.mask_id,) if sampling.exclude_mask else ()) + (spec.stop_ids if sampling.eos == "never" else ())
     if sampling.temperature == 0:
         best = vocab_scores(logits, barred=barred)
-        scores = RowScores(best.token, best.confidence, best.margin, best.neg_entropy)
+        scores = RowScores(best.token, best.confidence, best.margin, best.neg_entropy, jnp.zeros_like(best.token, bool))
     else:
         scores = _sampled(logits, barred, sampling, key)
     if sampling.eos == "last":
-        ends = jnp.isin(scores.token, jnp.array(spec.stop_ids))
-        lowest = lambda x: jnp.where(ends, -jnp.inf, x)  # noqa: E731
-        scores = RowScores(scores.token, lowest(scores.confidence), lowest(scores.margin), lowest(scores.neg_entropy))
+        scores = scores._replace(deferred=jnp.isin(scores.token, jnp.array(spec.stop_ids)))
     return scores
 
 
@@ -81,7 +80,8 @@ def _sampled(logits: jax.Array, barred: tuple[int, ...], sampling: Sampling, key
     shown = tempered if sampling.filtered_confidence else logits
     stats = vocab_scores(shown)
     chosen = jnp.take_along_axis(shown, token[..., None], axis=-1)[..., 0]
-    return RowScores(token, jnp.exp(chosen - stats.lse), stats.margin, stats.neg_entropy)
+    confidence = jnp.exp(chosen - stats.lse)
+    return RowScores(token, confidence, stats.margin, stats.neg_entropy, jnp.zeros_like(token, bool))
 
 
 def _filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:

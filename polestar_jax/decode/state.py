@@ -42,7 +42,8 @@ class DecodeState:
       near_ties: i32 [b], positions committed while the two best tokens were within NEAR_TIE of each other: those that
         another device, dtype or kernel may decide differently.
       committed_at: i32 [b, G], the pass (counted a sequence) that committed it, -1 while undecided.
-      done: bool [b], nothing left to decide.
+      done: bool [b], nothing left to decide, or the logits were not finite.
+      finite: bool [b], whether all scores so far were numbers.
       cache, commit: the policies' own pytrees.
       trace: the recorder's buffers, or None.
     """
@@ -65,6 +66,7 @@ class DecodeState:
     reason: jax.Array
     committed_at: jax.Array
     done: jax.Array
+    finite: jax.Array
     cache: Any = ()
     commit: Any = ()
     trace: Any = None
@@ -130,6 +132,8 @@ class Scores(NamedTuple):
       margin: f32 [b, G] probability of the best minus that of the second-best token.
       neg_entropy: f32 [b, G] sum p log p.
       eligible: bool [b, G] undecided, scored, inside the span of an unfinished sequence.
+      near_tie: bool [b, G] whether the two best tokens were within NEAR_TIE.
+      finite: bool [b] whether all scores of the pass are numbers.
     """
 
     token: jax.Array
@@ -137,3 +141,5 @@ class Scores(NamedTuple):
     margin: jax.Array
     neg_entropy: jax.Array
     eligible: jax.Array
+    near_tie: jax.Array
+    finite: jax.Array

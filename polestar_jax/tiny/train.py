@@ -55,7 +55,7 @@ class Recipe:
     ema: float = 0.998
     block_masks: float = 0.3
     hide_share: float = 0.5
-    adapt_from: int = 5500
+    adapt_from: int = 7500
     long_share: float = 0.04
     long_share_decay: float = 0.25
 

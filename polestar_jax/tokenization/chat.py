@@ -97,8 +97,14 @@ def _apply(hf: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]], a
     conversation = [dict(message) for message in messages]
     try:
         return hf.apply_chat_template(conversation, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except (jinja2.TemplateError, TypeError) as error:
-        raise InputError(f"the model's chat template refuses these messages: {error}") from error
+    except jinja2.TemplateError as error:
+        raise InputError(f"the model's chat template refuses these messages: {_line(error)}") from error
+    except Exception as error:  # a template computes with whatever it likes: it may fail in any way
+        raise InputError(f"the model's chat template fails: {type(error).__name__}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:

@@ -7,12 +7,12 @@ is Qwen2's byte-level BPE, so the same pipeline is put together here and the cla
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from polestar_jax.errors import InputError
+from polestar_jax.jsonfile import load_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,7 +95,8 @@ def read_backend(directory: pathlib.Path, settings: Settings) -> tokenizers.Toke
 
     path = directory / "tokenizer.json"
     if path.is_file():
-        backend = _parse(path, tokenizers.Tokenizer.from_file, str(path))
+        # Read here, because the backend takes no path that is not UTF-8.
+        backend = _parse(path, lambda: tokenizers.Tokenizer.from_buffer(path.read_bytes()))
     else:
         backend = _byte_level_bpe(directory, {index: token["content"] for index, token in settings.added.items()})
     # A truncation or padding left in the file would change prompts silently; lengths are checked against the model.
@@ -114,12 +115,7 @@ def read_backend(directory: pathlib.Path, settings: Settings) -> tokenizers.Toke
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object, or an empty one where the file is absent."""
-    if not path.is_file():
-        return {}
-    value = _parse(path, lambda: json.loads(path.read_text(encoding="utf-8")))
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+    return load_json(path) if path.is_file() else {}
 
 
 def _byte_level_bpe(directory: pathlib.Path, added: dict[int, str]) -> tokenizers.Tokenizer:
@@ -130,7 +126,7 @@ def _byte_level_bpe(directory: pathlib.Path, added: dict[int, str]) -> tokenizer
     missing = [path.name for path in (vocab_path, merges_path) if not path.is_file()]
     if missing:
         raise InputError(f"{directory}: tokenizer files are incomplete: no tokenizer.json and no {', '.join(missing)}")
-    vocab, merges = _parse(vocab_path, models.BPE.read_file, str(vocab_path), str(merges_path))
+    vocab, merges = _read_vocab(vocab_path), _parse(merges_path, _read_merges, merges_path)
     # Added tokens join the vocabulary under their own ids: appended afterwards they would take the next free ones.
     texts = {index: text for text, index in vocab.items()}
     for index, text in added.items():
@@ -147,6 +143,30 @@ def _byte_level_bpe(directory: pathlib.Path, added: dict[int, str]) -> tokenizer
     )
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _read_vocab(path: pathlib.Path) -> dict[str, int]:
+    vocab = load_json(path)
+    for token, index in vocab.items():
+        if type(index) is not int or not 0 <= index < 2**32:
+            raise InputError(f"{path}: token {token!r} has id {index!r}; expected a whole number in 0..{2**32 - 1}")
+    return vocab
+
+
+def _read_merges(path: pathlib.Path) -> list[tuple[str, str]]:
+    """Pairs in the order of their rank: one a line, parted by a space; lines of the version are skipped."""
+    lines = path.read_bytes().decode("utf-8").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    merges = []
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#version"):
+            continue
+        pair = line.removesuffix("\r").split(" ")
+        if len(pair) != 2:
+            raise InputError(f"{path}: line {number} is {line!r}; expected two tokens parted by a space")
+        merges.append((pair[0], pair[1]))
+    return merges
 
 
 def _parse(path: pathlib.Path, parse: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

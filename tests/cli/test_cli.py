@@ -252,3 +252,68 @@ def test_cache_directory_can_be_moved_or_turned_off(tmp_path):
     assert enabled(POLESTAR_CACHE_DIR=f"{tmp_path}/y") == f"{tmp_path}/y True"
     assert enabled(f"{tmp_path}/z", POLESTAR_CACHE_DIR="off") == f"{tmp_path}/z True"
     assert enabled("off").split()[0] == "None"
+
+
+def test_outputs_follow_links_and_pipes_and_refuse_clashes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ["generate", "--model", LLADA, "--prompt-ids", "1,2,3", *SMALL]
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    assert main([*common, "--output", "link"]) == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text().count(",") == 15
+    assert main([*common, "--output", "/dev/null", "--trace", "/dev/null"]) == 0
+    assert pathlib.Path("/dev/null").is_char_device()
+    capsys.readouterr()
+    assert "name the same file" in refused(capsys, *common, "--output", "same", "--trace", "./same")
+    assert "is a directory" in refused(capsys, *common, "--output", "new/")
+    assert "cannot be written" in refused(capsys, *common, "--trace", "t" * 256)
+    assert main([*common, "--trace", "t" * 251 + ".npz"]) == 0
+    capsys.readouterr()
+    (tmp_path / "in.jsonl").write_text('\ufeff{"prompt_ids": [1]}')
+    both = ["generate", "--model", LLADA, "--input", "in.jsonl", *SMALL]
+    assert "name the same file" in refused(capsys, *both, "--output", "in.jsonl")
+    assert main(both) == 0, "a byte order mark is no part of the text"
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".partial")]
+
+
+def test_settings_given_twice_must_agree(capsys):
+    common = ["generate", "--model", LLADA, "--prompt-ids", "1", "--cache-dir", "off"]
+    assert "given twice" in refused(capsys, *common, "--gen-length", "16", "--set", "gen_length=8")
+    assert "given twice" in refused(capsys, *common, "--set", "threshold=0.5", "--set", "threshold=0.6")
+    assert main([*common, "--gen-length", "16", "--set", "gen_length=16"]) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['{"prompt_ids": [1], "id": NaN}', '{"prompt_ids": [1], "id": "\\ud800"}', "[" * 100_000]
+)
+def test_input_that_could_not_be_reported_is_refused(capsys, tmp_path, text):
+    (tmp_path / "in.jsonl").write_text(text)
+    line = refused(capsys, "generate", "--model", LLADA, "--input", str(tmp_path / "in.jsonl"), *SMALL)
+    assert "line 1 is not JSON" in line
+
+
+def test_streamed_seconds_leave_out_compiling(capsys):
+    argv = [
+        "generate",
+        "--model",
+        LLADA,
+        "--prompt-ids",
+        "1,2",
+        "--gen-length",
+        "24",
+        "--block-length",
+        "4",
+        "--json",
+        "--stream",
+    ]
+    last = json.loads(run(capsys, *argv, "--cache-dir", "off")[1].splitlines()[-1])
+    assert last["compile_seconds"] > 0 and last["seconds"] < last["compile_seconds"] + 5
+
+
+def test_closed_streams_are_named():
+    for argv, closed in ((["generate", "--input", "-"], "<&-"), (["chat"], "<&-")):
+        done = subprocess.run(
+            ["bash", "-c", f'"{sys.executable}" -m polestar_jax {" ".join(argv)} --model {LLADA} {closed}'],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 2 and "standard input" in done.stderr and "Traceback" not in done.stderr

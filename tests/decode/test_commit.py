@@ -149,7 +149,9 @@ def test_b14_the_mask_token_is_barred():
     table = table_for([5, 6, 7, 8], [0.9] * 4)
     table[:, MASK] = 50.0
     assert answer(table, decoders.parallel(gen_length=4)).tokens == [5, 6, 7, 8]
-    with pytest.raises(RunError, match="4 of 4 generated positions hold the mask token 29"):
+    with pytest.raises(
+        RunError, match="4 of 4 generated positions hold the mask token 29 after 4 passes: the model proposed it"
+    ):
         answer(table, decoders.parallel(gen_length=4, exclude_mask=False))
 
 
@@ -333,3 +335,113 @@ def test_guidance_moves_logits_away_from_the_masked_prompt():
     guided = answer(table, decoders.parallel(gen_length=4, guidance=3.0))
     np.testing.assert_allclose(guided.trace["confidence"], plain.trace["confidence"], rtol=1e-4)
     assert guided.stats.nfe == plain.stats.nfe
+
+
+def test_logits_that_are_no_numbers_are_an_error():
+    table = table_for([5, 6, 7, 8], [0.3, 0.4, 0.5, 0.6])
+    table[5, 3] = np.nan
+    with pytest.raises(RunError, match="logits are not finite"):
+        answer(table, decoders.parallel(gen_length=4))
+    # Elsewhere in a batch nothing is disturbed, and rows outside the span do not count.
+    table = table_for([5, 6, 7, 8] + [5] * 4, [0.95] * 8)
+    table[8:, 3] = np.nan
+    model, decoder = TableModel(table), decoders.parallel(gen_length=8, block_length=4)
+    state = engine.decode(model, decoder, engine.init_state(model, decoder, PROMPT))
+    assert not bool(state.finite[0]) and int(state.nfe[0]) == 2 and state.generated[0, :4].tolist() == [5, 6, 7, 8]
+
+
+def test_near_ties_do_not_count_deferred_tokens():
+    result = answer(table_for([EOS, 5, EOT, 6], [0.9] * 4), decoders.parallel(gen_length=4, eos="last"))
+    assert result.stats.near_ties == 0
+
+
+def test_settings_are_those_that_were_given():
+    decoder = decoders.vanilla(gen_length=64, block_length=16, steps=32, temperature=0.5)
+    settings = decoder.settings()
+    assert settings["steps"] == 32 and settings["steps_per_block"] == 8
+    given = {name: settings[name] for name in decoders.VANILLA}
+    assert decoders.vanilla(**given) == decoder
+    both = commit.any_of(commit.threshold(0.9), commit.threshold(0.5))
+    assert [rule["threshold"] for rule in decoder.replace(commit=both).settings()["rules"]] == [0.9, 0.5]
+    assert "steps" not in decoder.replace(commit=both).settings()
+
+
+@pytest.mark.parametrize("name", ["temperature", "guidance", "threshold"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e39, 10**400])
+def test_numbers_beyond_the_device_are_refused(name, value):
+    with pytest.raises(InputError, match=f"setting {name}="):
+        decoders.parallel(**{name: value})
+
+
+def test_temperatures_that_vanish_in_float32_are_refused():
+    with pytest.raises(InputError, match=r"0, or at least 0.001"):
+        decoders.parallel(temperature=1e-45)
+    assert decoders.parallel(gen_length=np.int64(8), threshold=np.float32(0.5)).gen_length == 8
+
+
+def test_rules_used_directly_are_bounded_and_checked():
+    base = decoders.parallel(gen_length=32, block_length=8)
+    floor = answer(np.zeros((36, 30)), base.replace(commit=commit.Quota(steps_per_block=16, quota="dream_floor")))
+    assert floor.stats.nfe == 64
+    for make in (
+        lambda: commit.Quota(steps_per_block=0),
+        lambda: commit.Origin(steps_per_block=-1),
+        lambda: commit.Allowance(threshold=0.9, steps=0),
+        lambda: commit.any_of(),
+        lambda: commit.all_of(commit.threshold(0.5), commit.at_least_one(commit.threshold(0.9))),
+    ):
+        with pytest.raises(InputError):
+            make()
+
+
+@pytest.mark.parametrize(
+    "prompts", ["abc", b"ab", {"a": 1}, None, [None], [5], [b"ab"], [[True]], [[1.0]], [[[1], [2, 3]]], [["a"]]]
+)
+def test_prompts_of_the_wrong_kind_are_refused(prompts):
+    from polestar_jax.generation import stream
+
+    model, decoder = TableModel(table_for([5], [0.9])), decoders.parallel(gen_length=1)
+    for call in (generate, lambda *args: list(stream(*args))):
+        with pytest.raises(InputError):
+            call(model, None, prompts, decoder)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(seed=-1), dict(seed=2**32), dict(seed=1.5), dict(batch_size=0), dict(batch_size=1.5)]
+)
+def test_options_of_the_wrong_kind_are_refused(options):
+    with pytest.raises(InputError):
+        generate(TableModel(table_for([5], [0.9])), None, [PROMPT], decoders.parallel(gen_length=1), **options)
+
+
+def test_init_state_checks_its_shape():
+    model, decoder = TableModel(table_for([5], [0.9])), decoders.parallel(gen_length=1)
+    for options in (dict(columns=2), dict(columns=-5), dict(sequence_ids=[1, 2])):
+        with pytest.raises(InputError):
+            engine.init_state(model, decoder, PROMPT, **options)
+
+
+def test_a_decoder_takes_policies_not_functions_or_classes():
+    @commit.commit_rule
+    def sure(scores, state, *, tau=0.9):
+        return scores.confidence > tau
+
+    base = decoders.parallel(gen_length=4)
+    for wrong in (sure, lambda scores, state: scores.eligible, "threshold", object()):
+        with pytest.raises(InputError, match=r"^commit .* is not accepted"):
+            base.replace(commit=wrong)
+    assert base.replace(commit=sure(tau=0.5)).settings()["commit"] == "sure"
+
+
+def test_refreshes_are_counted():
+    from polestar_jax.cache import NoCache
+    from polestar_jax.decode.state import REFRESH_STEP
+
+    @dataclasses.dataclass(frozen=True)
+    class Refreshing(NoCache):
+        def forward(self, model, schedule, state):
+            result = super().forward(model, schedule, state)
+            return result._replace(kind=jnp.full_like(result.kind, REFRESH_STEP), full=jnp.zeros_like(result.full))
+
+    stats = answer(table_for([5, 6], [0.3, 0.3]), decoders.parallel(gen_length=2).replace(cache=Refreshing())).stats
+    assert (stats.nfe, stats.refreshes, stats.full_forwards, stats.partial_forwards) == (2, 2, 0, 2)

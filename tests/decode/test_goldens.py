@@ -43,7 +43,10 @@ def decoder_for(run: dict, golden) -> decoders.Decoder:
         return decoders.vanilla(steps=run["steps"], order=run["alg"], quota="dream_floor", eps=run["eps"], **common)
     offsets = np.concatenate([[0], np.cumsum(golden["uniforms_len"].astype(int))])
     rule = RecordedOrigin(
-        steps=run["steps"], eps=run["eps"], numbers=tuple(golden["uniforms"].tolist()), offsets=tuple(offsets.tolist())
+        steps_per_block=run["steps"],
+        eps=run["eps"],
+        numbers=tuple(golden["uniforms"].tolist()),
+        offsets=tuple(offsets.tolist()),
     )
     return decoders.vanilla(steps=run["steps"], order="origin", **common).replace(commit=rule)
 

@@ -258,3 +258,19 @@ def test_a_rule_is_a_function_and_progress_is_guaranteed():
     np.testing.assert_array_equal(
         final(model, base.replace(commit=both), [1, 2, 3]).committed_at, final(model, base, [1, 2, 3]).committed_at
     )
+
+
+@pytest.mark.parametrize(("dtype", "highest"), [("float32", True), ("bfloat16", False)])
+def test_b21_float32_never_multiplies_in_tf32(dtype, highest):
+    """B21: in float32 every product asks for the highest precision; bfloat16 leaves the choice to the device."""
+    graph, weights = engine.split(Denoiser.abstract(SPEC, jnp.dtype(dtype)))
+    decoder = METHODS["parallel"]
+    state = engine.init_state(random_model(), decoder, [1, 2, 3])
+    products = [
+        line
+        for line in engine._decode.lower(graph, weights, decoder, state).as_text().splitlines()
+        if "dot_general" in line
+    ]
+    # A layer has qkv, scores, weighted values, output, gate and up, down; then the head.
+    assert len(products) == 6 * SPEC.n_layers + 1
+    assert all(("precision = [HIGHEST, HIGHEST]" in line) == highest for line in products)

@@ -188,8 +188,8 @@ def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path, llada_sp
         ({"vocab.json": "{}"}, "no tokenizer.json and no merges.txt"),
         ({"tokenizer.json": "{"}, "tokenizer.json: the tokenizer cannot be read"),
         ({"tokenizer.json": "{}"}, "tokenizer.json: the tokenizer cannot be read"),
-        ({"tokenizer_config.json": "[]"}, "tokenizer_config.json: expected a JSON object, got list"),
-        ({"tokenizer_config.json": "\xff"}, "tokenizer_config.json: the tokenizer cannot be read"),
+        ({"tokenizer_config.json": "[]"}, "tokenizer_config.json: holds a JSON list, not an object"),
+        ({"tokenizer_config.json": "\xff"}, "tokenizer_config.json: no valid JSON"),
         ({"tokenizer_config.json": '{"bos_token": 3}'}, "a token must be text"),
         ({"tokenizer_config.json": '{"add_bos_token": "no"}'}, "add_bos_token must be true or false"),
         ({"tokenizer_config.json": '{"added_tokens_decoder": {"x": "y"}}'}, "the tokenizer cannot be read"),
@@ -216,3 +216,56 @@ def test_importing_costs_nothing_and_loading_prints_nothing(write_llada, llada_s
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 10
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 1/0 }}", "ZeroDivisionError"),
+        ("{% for i in range(10**9) %}{{ i }}{% endfor %}", "OverflowError"),
+        ("{{ 'a'.encode('x') }}", "LookupError"),
+        ("{{ raise_exception('line one\nline two') }}", "line one line two"),
+    ],
+)
+def test_a_template_that_fails_is_one_line(write_llada, llada_spec, template, words):
+    tokenizer = load_tokenizer(write_llada(config={"chat_template": template}), llada_spec)
+    with pytest.raises(InputError, match="the model's chat template") as caught:
+        tokenizer.encode_chat([USER])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "vocab.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"], ids=["lists", "digits"])
+def test_hostile_json_is_named(write_dream, dream_spec, name, text):
+    directory = write_dream()
+    (directory / name).write_text(text)
+    with pytest.raises(InputError, match=f"{name}: no valid JSON"):
+        load_tokenizer(directory, dream_spec)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"vocab.json": '{"a": -1}'}, "vocab.json: token 'a' has id -1"),
+        ({"vocab.json": '{"a": "0"}'}, "vocab.json: token 'a' has id '0'"),
+        ({"merges.txt": "#version: 0.2\nabc\n"}, "merges.txt: line 2 is 'abc'"),
+        ({"merges.txt": "a b c\n"}, "merges.txt: line 1 is 'a b c'"),
+    ],
+)
+def test_vocabulary_and_merges_are_checked(write_dream, dream_spec, files, expected):
+    directory = write_dream()
+    for name, content in files.items():
+        (directory / name).write_text(content)
+    with pytest.raises(InputError, match=expected):
+        load_tokenizer(directory, dream_spec)
+
+
+def test_vocabulary_and_merges_are_read_as_the_backend_reads_them(write_dream):
+    from tokenizers import models
+
+    from polestar_jax.tokenization.files import _read_merges, _read_vocab
+
+    merges = "#version: 0.2\nh e\r\nl l\nll o\nhe llo\n\u0120 w"
+    directory = write_dream(merges=merges)
+    vocab, pairs = models.BPE.read_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    assert _read_vocab(directory / "vocab.json") == vocab and _read_merges(directory / "merges.txt") == pairs
