@@ -21,7 +21,7 @@ from jax import lax
 from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
-from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Scores
+from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -146,59 +146,27 @@ def check_seed(seed: int) -> None:
 def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
     """One forward pass and its commits, for every unfinished sequence; a finished one is left as it is."""
     spec, active = model.spec, ~state.done
-    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec))
-    logits = model.logits(result.rows)
-    if decoder.guidance:
-        conditional, unconditional = jnp.split(logits, 2)
-        logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
-    b = state.done.shape[0]
-    rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
-    rule = _rule(decoder)
-    scores = _by_position(rows, result.targets[:b], state, spec.mask_id)
-    accept, reason, commit = rule.select(scores, state)
+    result, scores = _forward(model, decoder, state)
+    accept, reason, commit = _rule(decoder).select(scores, state)
     accept = accept & scores.eligible
-
     generated = jnp.where(accept, scores.token, state.generated)
-    undecided = generated == spec.mask_id
-    span_left = jnp.sum(undecided & state.in_span, axis=-1)
-    complete = active & (span_left == 0)
+    complete = active & ~jnp.any((generated == spec.mask_id) & state.in_span, axis=-1)
     # Without numbers to go by there is nothing to decide: the sequence stops and the caller is told.
-    done = state.done | ~jnp.any(undecided, axis=-1) | ~scores.finite
+    done = state.done | ~jnp.any(generated == spec.mask_id, axis=-1) | ~scores.finite
     if decoder.stop_at_eos:
         reached = jnp.arange(state.gen_length)[None] < state.span_end[:, None]
         ended = complete & jnp.any(jnp.isin(generated, jnp.array(spec.stop_ids)) & reached, axis=-1)
-        generated = jnp.where(ended[:, None] & undecided, spec.eos_id, generated)
+        generated = jnp.where(ended[:, None] & (generated == spec.mask_id), spec.eos_id, generated)
         done = done | ended
-    span = decoder.schedule.next(undecided)
-    move = complete & ~done
-    moved = lambda new, old: jnp.where(move, new, old)  # noqa: E731
-    inside = (jnp.arange(state.gen_length)[None] >= span.start[:, None]) & (
-        jnp.arange(state.gen_length)[None] < span.end[:, None]
-    )
-    kind, full = result.kind[:b], result.full[:b]
-    trace = state.trace
-    if decoder.trace:
-        values = {
-            "tokens": generated,
-            "confidence": jnp.where(scores.eligible, scores.confidence, jnp.nan),
-            "committed": accept,
-            "block": state.span_index,
-            "kind": kind,
-        } | result.record
-        trace = decoder.trace.record(trace, state.nfe, active, values)
     count = active.astype(jnp.int32)
-    return state.replace(
+    new = state.replace(
         tokens=lax.dynamic_update_slice(state.tokens, generated, (0, state.prompt_columns)),
         passes=state.passes + 1,
         nfe=state.nfe + count,
-        full_forwards=state.full_forwards + (active & full),
-        partial_forwards=state.partial_forwards + (active & ~full),
-        refreshes=state.refreshes + (active & (kind == REFRESH_STEP)),
-        span_start=moved(span.start, state.span_start),
-        span_end=moved(span.end, state.span_end),
-        span_index=moved(span.index, state.span_index),
-        span_passes=moved(0, state.span_passes + count),
-        span_masks=moved(jnp.sum(undecided & inside, axis=-1), state.span_masks),
+        full_forwards=state.full_forwards + (active & result.full),
+        partial_forwards=state.partial_forwards + (active & ~result.full),
+        refreshes=state.refreshes + (active & (result.kind == REFRESH_STEP)),
+        span_passes=state.span_passes + count,
         committed=jnp.sum(accept & state.in_span, axis=-1),
         near_ties=state.near_ties + jnp.sum(accept & scores.near_tie, axis=-1),
         reason=jnp.where(accept, reason, state.reason),
@@ -207,8 +175,51 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
         finite=state.finite & (scores.finite | state.done),
         cache=result.cache,
         commit=commit,
-        trace=trace,
+        trace=_recorded(decoder, state, result, scores, accept, generated),
     )
+    return _entered(decoder, new, complete & ~done, generated == spec.mask_id)
+
+
+def _forward(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Pass, Scores]:
+    """The cache policy's pass, without its guidance half, and the scores of what it computed."""
+    spec, b = model.spec, state.done.shape[0]
+    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec))
+    logits = model.logits(result.rows)
+    if decoder.guidance:
+        conditional, unconditional = jnp.split(logits, 2)
+        logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
+        result = result._replace(targets=result.targets[:b], kind=result.kind[:b], full=result.full[:b])
+    rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
+    return result, _by_position(rows, result.targets, state, spec.mask_id)
+
+
+def _entered(decoder: Decoder, state: DecodeState, move: jax.Array, undecided: jax.Array) -> DecodeState:
+    """The state with the sequences ``move`` bool [b] on the next span that the schedule gives."""
+    span = decoder.schedule.next(undecided)
+    moved = lambda new, old: jnp.where(move, new, old)  # noqa: E731
+    state = state.replace(
+        span_start=moved(span.start, state.span_start),
+        span_end=moved(span.end, state.span_end),
+        span_index=moved(span.index, state.span_index),
+        span_passes=moved(0, state.span_passes),
+    )
+    return state.replace(span_masks=moved(jnp.sum(undecided & state.in_span, axis=-1), state.span_masks))
+
+
+def _recorded(
+    decoder: Decoder, state: DecodeState, result: Pass, scores: Scores, accept: jax.Array, generated: jax.Array
+) -> Any:
+    """The trace with this pass in it."""
+    if not decoder.trace:
+        return state.trace
+    values = {
+        "tokens": generated,
+        "confidence": jnp.where(scores.eligible, scores.confidence, jnp.nan),
+        "committed": accept,
+        "block": state.span_index,
+        "kind": result.kind,
+    }
+    return decoder.trace.record(state.trace, state.nfe, ~state.done, values | result.record)
 
 
 def decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
