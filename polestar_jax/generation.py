@@ -73,34 +73,10 @@ class Answer:
 
 
 def generate(
-    model: Denoiser,
-    tokenizer: Tokenizer | None,
-    prompts: Sequence[Prompt],
-    decoder: Decoder,
-    *,
-    raw: bool = False,
-    batch_size: int = 1,
-    seed: int = 0,
-    on_batch: Callable[[int, int], None] = lambda done, total: None,
+    model: Denoiser, tokenizer: Tokenizer | None, prompts: Sequence[Prompt], decoder: Decoder, **options: Any
 ) -> list[Answer]:
-    """Answer prompts, in order.
-
-    Args:
-      model, tokenizer: from ``load``; the tokenizer may be None when all prompts are ids.
-      prompts: texts, id lists, or lists of chat messages ({"role": ..., "content": ...}).
-      decoder: the method.
-      raw: tokenise texts as they are, without the chat template.
-      batch_size: prompts decoded together; it changes no token in float32.
-      seed: of the sampling noise; prompt i always draws the same numbers, whatever the batch.
-      on_batch: called with (prompts done, prompts in all) after each batch.
-
-    Raises:
-      InputError: a prompt that cannot be used, named by its place, before anything is decoded.
-      RunError: undecided positions left at the end.
-    """
-    return list(
-        iterate(model, tokenizer, prompts, decoder, raw=raw, batch_size=batch_size, seed=seed, on_batch=on_batch)
-    )
+    """Answer prompts, in order: the list of what :func:`iterate` yields, with its options and errors."""
+    return list(iterate(model, tokenizer, prompts, decoder, **options))
 
 
 def iterate(
@@ -114,7 +90,21 @@ def iterate(
     seed: int = 0,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Answer]:
-    """``generate``, yielding each answer as its batch ends."""
+    """Answer prompts, yielding each answer as its batch ends.
+
+    Args:
+      model, tokenizer: from ``load``; the tokenizer may be None when all prompts are ids.
+      prompts: texts, id lists, or lists of chat messages ({"role": ..., "content": ...}).
+      decoder: the method.
+      raw: tokenise texts as they are, without the chat template.
+      batch_size: prompts decoded together; it changes no token in float32.
+      seed: of the sampling noise; prompt i always draws the same numbers, whatever the batch.
+      on_batch: called with (prompts done, prompts in all) after each batch.
+
+    Raises:
+      InputError: a prompt that cannot be used, named by its place, before anything is decoded.
+      RunError: undecided positions left at the end, or logits that are not finite.
+    """
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise InputError(f"batch_size {batch_size!r} is not accepted: a whole number >= 1")
     engine.check_seed(seed)
