@@ -35,7 +35,9 @@ def test_import_rules(module):
     if module.startswith("pallas_kernels"):
         assert not starts(everywhere, "polestar_jax", "convert")
     if module.startswith("polestar_jax.models"):
-        assert not starts(everywhere, *(f"polestar_jax.{m}" for m in ("decode", "commit", "cache", "schedule", "decoders")))
+        assert not starts(
+            everywhere, *(f"polestar_jax.{m}" for m in ("decode", "commit", "cache", "schedule", "decoders"))
+        )
     if module.startswith("polestar_jax") and module not in ("polestar_jax.cli.convert", "polestar_jax.cli.verify"):
         assert not starts(eager, "convert")
     if module in ("polestar_jax.commit", "polestar_jax.cache", "polestar_jax.schedule"):

@@ -277,9 +277,9 @@ class TestSampling:
 
     @pytest.mark.slow
     def test_b08_chi_square_over_a_real_vocabulary(self):
-        """Half of 126464 ids share 99.9 % of the mass, the rest 0.1 %: 20,000 draws hit both classes as they should."""
-        v, draws, rows = 126_464, 20_000, 20
-        logits = np.where(np.arange(v) % 2 == 0, math.log(999.0), 0.0).astype(np.float32)
+        """Half of 126464 ids share 99 % of the mass, the rest 1 %: 5,000 draws hit both classes as they should."""
+        v, draws, rows = 126_464, 5_000, 20
+        logits = np.where(np.arange(v) % 2 == 0, math.log(99.0), 0.0).astype(np.float32)
         spec = dataclasses.replace(SPEC, vocab_size=v, mask_id=v - 1)
         draw = jax.jit(
             lambda keys: score_rows(
@@ -288,7 +288,7 @@ class TestSampling:
         )
         tokens = np.concatenate([draw(jax.random.split(jax.random.key(i), 1)) for i in range(draws // rows)])
         rare = int((tokens % 2 == 1).sum())
-        expected = draws / 1000
+        expected = draws / 100
         chi = (rare - expected) ** 2 / expected + (rare - expected) ** 2 / (draws - expected)
         assert chi < 10.83, f"{rare} rare draws, {expected} expected (p = 0.001)"
         halves = np.histogram(tokens[tokens % 2 == 0], bins=8, range=(0, v))[0]

@@ -155,7 +155,9 @@ def test_it_answers_a_sample_of_every_task(tiny):
     """A floor well under what the README states, to notice weights, tokenizer or template falling out of step."""
     model, tokenizer = tiny
     sample = tasks.load_evaluation_set()[::20]
-    result = evaluate(model, tokenizer, decoders.parallel(gen_length=48, block_length=16), sample, batch_size=len(sample))
+    result = evaluate(
+        model, tokenizer, decoders.parallel(gen_length=48, block_length=16), sample, batch_size=len(sample)
+    )
     assert result["all"]["accuracy"] >= 10 and result["all"]["tpf"] > 1
 
 
