@@ -146,9 +146,8 @@ def test_train_tiny_refuses_an_existing_directory(tmp_path, capsys):
 
 
 def test_it_answers(capsys):
-    prompt = "Tom has 12 apples. Tom buys 7 more. Tom eats 4. How many apples does Tom have now?"
-    status = main(["generate", "--prompt", prompt, "--gen-length", "64", "--cache-dir", "off"])
-    assert status == 0 and capsys.readouterr().out.strip() == "12 + 7 = 15. 15 - 4 = 14. #### 14"
+    status = main(["generate", "--prompt", "Reverse the list: k c x a m", "--gen-length", "64", "--cache-dir", "off"])
+    assert status == 0 and capsys.readouterr().out.strip() == "m a x c k"
 
 
 def test_it_answers_a_sample_of_every_task(tiny):
