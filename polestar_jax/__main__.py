@@ -1,7 +1,5 @@
 """``python -m polestar_jax VERB``: the same as ``polestar VERB``."""
 
-import sys
+from polestar_jax.cli import command
 
-from polestar_jax.cli import main
-
-sys.exit(main())
+command()

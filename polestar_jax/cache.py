@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.decode.policy import Schedule
+from polestar_jax.decode.policy import Plan, Schedule
 from polestar_jax.decode.state import FULL_ENTRY, STEP, DecodeState, Pass
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -24,17 +24,27 @@ def scored_rows(schedule: Schedule, state: DecodeState, shift: int) -> tuple[jax
     return jnp.minimum(state.prompt_columns + offset - shift, state.tokens.shape[1] - 1), target
 
 
+class Cache:
+    """Defaults of a policy: one plan for every pass, no drift."""
+
+    plans: tuple[Plan, ...] = (Plan("pass"),)
+    gives_drift: bool = False
+
+    def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
+        return jnp.zeros_like(state.nfe)
+
+
 @dataclasses.dataclass(frozen=True)
-class NoCache:
+class NoCache(Cache):
     """Every row is computed in every pass; nothing is kept. The head reads the span's rows alone."""
 
     def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> Any:
         return ()
 
-    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState) -> Pass:
+    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState, plan: str) -> Pass:
         positions = state.positions
         rows = model(state.tokens, positions, positions >= 0)
         column, target = scored_rows(schedule, state, model.spec.logit_shift)
         rows = jnp.take_along_axis(rows, column[..., None], axis=1)
-        kind = jnp.where(state.span_passes == 0, FULL_ENTRY, STEP)
+        kind = jnp.where(state.entering, FULL_ENTRY, STEP)
         return Pass(rows, target, kind, jnp.ones_like(state.done), state.cache)

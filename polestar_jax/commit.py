@@ -39,6 +39,7 @@ class Rule:
     """Defaults of a rule: no state, always progress."""
 
     may_stall: bool = False
+    needs_drift: bool = False
 
     def init(self, batch: int, gen_length: int) -> Any:
         return ()
@@ -49,6 +50,9 @@ class Rule:
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
         accept = self.accept(scores, state)
         return accept, jnp.full(accept.shape, CONFIDENCE, jnp.int8), state.commit
+
+    def recorded(self, own: Any) -> dict[str, jax.Array]:
+        return {}
 
     def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
         """For rules without state or reasons of their own: accept bool [b, G]."""
@@ -81,7 +85,7 @@ class Allowance(Rule):
         return jnp.zeros(batch, jnp.int32)
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
-        left_over = jnp.where(state.span_passes == 0, 0, state.commit)
+        left_over = jnp.where(state.entering, 0, state.commit)
         fresh = jnp.where(state.span_passes < self.steps, jnp.maximum(1, state.span_masks // self.steps), 0)
         allowed = jnp.maximum(fresh + left_over, 1)
         place = rank(scores.confidence, scores.eligible)
@@ -196,9 +200,13 @@ def times(steps: int, eps: float) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class AtLeastOne(Rule):
-    """``rule``, and where it accepts nothing the position with the highest confidence (reason "fallback")."""
+    """``rule``, and where it accepts nothing in the span the position with the highest confidence (reason "fallback")."""
 
     rule: CommitRule
+
+    @property
+    def needs_drift(self) -> bool:
+        return self.rule.needs_drift
 
     def init(self, batch: int, gen_length: int) -> Any:
         return self.rule.init(batch, gen_length)
@@ -208,10 +216,12 @@ class AtLeastOne(Rule):
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
         accept, reason, own = self.rule.select(scores, state)
-        accept = accept & scores.eligible
-        none = ~jnp.any(accept, axis=-1, keepdims=True)
+        none = ~jnp.any(accept & scores.eligible, axis=-1, keepdims=True)
         best = none & scores.eligible & (rank(scores.confidence, scores.eligible) == 0)
         return accept | best, jnp.where(best, FALLBACK, reason).astype(jnp.int8), own
+
+    def recorded(self, own: Any) -> dict[str, jax.Array]:
+        return self.rule.recorded(own)
 
 
 @dataclasses.dataclass(frozen=True)

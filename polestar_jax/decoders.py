@@ -12,9 +12,12 @@ from typing import Any
 
 from polestar_jax import commit
 from polestar_jax.cache import NoCache
-from polestar_jax.decode.policy import Decoder
+from polestar_jax.decode.policy import CachePolicy, Decoder
 from polestar_jax.decode.sampling import Sampling
 from polestar_jax.errors import InputError
+from polestar_jax.polestar.cache import PolestarCache
+from polestar_jax.polestar.commit import PolestarCommit
+from polestar_jax.polestar.presets import RELEASE, SETTINGS
 from polestar_jax.schedule import Blocks
 from polestar_jax.settings import Setting, checked
 
@@ -64,6 +67,9 @@ PARALLEL = COMMON | FILTERS | {
 }  # fmt: skip
 
 
+POLESTAR = COMMON | FILTERS | SETTINGS
+
+
 def vanilla(**settings: Any) -> Decoder:
     """A fixed number of commits a pass, no cache: the samplers of LLaDA (arXiv 2502.09992) and Dream (arXiv 2508.15487).
 
@@ -102,6 +108,22 @@ def parallel(**settings: Any) -> Decoder:
     return _decoder("parallel", values, block_length, rule)
 
 
+def polestar(preset: str = "paper", **settings: Any) -> Decoder:
+    """Drift-aware cache and commits (Polestar, arXiv 2607.14107).
+
+    Settings: see ``METHODS["polestar"].settings``; ``preset`` "paper" or "release" gives the defaults.
+    """
+    given = {"preset": preset} | settings
+    values = checked(POLESTAR, (RELEASE if preset == "release" else {}) | given, "polestar")
+    _, block_length = _lengths(values)
+    for name, blocks in (("window_prefix", 2), ("window_suffix", 1)):
+        values[name] = blocks * block_length if values[name] is None else values[name]
+    own = lambda policy: {f.name: values[f.name] for f in dataclasses.fields(policy) if f.name in values}  # noqa: E731
+    rule = PolestarCommit(**own(PolestarCommit))
+    cache = PolestarCache(**own(PolestarCache) | {"block_length": block_length, "score_suffix": rule.suffix_commit})
+    return _decoder("polestar", values, block_length, rule, cache)
+
+
 def _lengths(values: dict[str, Any]) -> tuple[int, int]:
     gen_length = values["gen_length"]
     block_length = values["block_length"] or min(32, gen_length)
@@ -115,13 +137,15 @@ def _lengths(values: dict[str, Any]) -> tuple[int, int]:
     return gen_length, block_length
 
 
-def _decoder(name: str, values: dict[str, Any], block_length: int, rule: commit.Rule) -> Decoder:
+def _decoder(
+    name: str, values: dict[str, Any], block_length: int, rule: commit.Rule, cache: CachePolicy | None = None
+) -> Decoder:
     fields = {field.name for field in dataclasses.fields(Sampling)}
     return Decoder(
         name=name,
         gen_length=values["gen_length"],
         schedule=Blocks(block_length=block_length),
-        cache=NoCache(),
+        cache=NoCache() if cache is None else cache,
         commit=rule,
         sampling=Sampling(**{key: value for key, value in values.items() if key in fields}),
         guidance=values["guidance"],
@@ -152,5 +176,11 @@ METHODS = {
         settings=PARALLEL,
         summary="every position above a confidence threshold, every row recomputed",
         source="Fast-dLLM, arXiv 2505.22618",
+    ),
+    "polestar": Method(
+        build=polestar,
+        settings=POLESTAR,
+        summary="a cache refreshed, and tokens committed, where token representations drift",
+        source="Polestar, arXiv 2607.14107",
     ),
 }

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from polestar_jax.decode import engine
+from polestar_jax.decode import prompts as check
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.state import REASONS, DecodeState
 from polestar_jax.decode.trace import Trace
@@ -107,7 +108,7 @@ def iterate(
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise InputError(f"batch_size {batch_size!r} is not accepted: a whole number >= 1")
-    engine.check_seed(seed)
+    check.check_seed(seed)
     ids = all_prompt_ids(prompts, tokenizer, model.spec, decoder.gen_length, raw=raw)
     for first in range(0, len(ids), batch_size):
         batch = ids[first : first + batch_size]
@@ -204,19 +205,24 @@ def count(
 def trace_arrays(state: DecodeState, i: int, spec: ModelSpec, decoder: Decoder) -> dict[str, np.ndarray]:
     """The trace of sequence ``i``: the recorded fields cut to its passes T, and why and when each position was committed.
 
-    Fields of cluster-based methods are present with no clusters: they keep one reader for all methods.
+    Fields over canvas columns lose the padding. Fields of cluster-based methods are present, empty, for the others: they
+    keep one reader for all.
     """
     passes = int(state.nfe[i])
     arrays = {name: np.asarray(buffer[:passes, i]) for name, buffer in state.trace.items()}
-    length = state.tokens.shape[1] - int(state.pad[i])
+    pad = int(state.pad[i])
+    arrays |= {name: arrays[name][..., pad:] for name in ("token_selected", "labels") if name in arrays}
+    length = state.tokens.shape[1] - pad
     none = (passes, spec.n_layers, 0)
-    return arrays | {
-        "reason": np.asarray(state.reason[i]),
-        "step": np.asarray(state.committed_at[i]),
+    empty = {
         "cluster_drift": np.full(none, np.nan, np.float32),
         "cluster_selected": np.zeros(none, bool),
         "token_selected": np.zeros((passes, spec.n_layers, length), bool),
         "labels": np.full((passes, spec.n_layers, length), -1, np.int32),
+    }
+    return empty | arrays | {
+        "reason": np.asarray(state.reason[i]),
+        "step": np.asarray(state.committed_at[i]),
         "settings": np.array(json.dumps({"method": decoder.name} | decoder.settings())),
     }
 
@@ -231,7 +237,7 @@ def all_prompt_ids(
     for place, prompt in enumerate(prompts):
         try:
             ids.append(prompt_ids(prompt, tokenizer, raw=raw))
-            engine.check_prompt(ids[-1], spec, gen_length)
+            check.check_prompt(ids[-1], spec, gen_length)
         except InputError as error:
             where = f"prompt {place + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
             raise InputError(f"{where}{error}") from None
@@ -276,7 +282,7 @@ def stream(
 def logits(model: Denoiser, ids: Sequence[int]) -> np.ndarray:
     """Logits of one full forward over ``ids`` [S]: float32 [S, V], row i as the model gives it (no logit shift)."""
     spec = model.spec
-    engine.check_ids(ids, spec)
+    check.check_ids(ids, spec)
     array = np.asarray(ids)
     if array.size > spec.max_length:
         raise InputError(f"{array.size} ids are more than the model's max_length {spec.max_length}")

@@ -24,6 +24,7 @@ class Setting:
       default: the value when not given; None where the meaning says what that stands for.
       low, high: inclusive bounds of a number; ``above`` makes the lower one exclusive; ``least`` is
         the smallest value beside 0. No number beyond LARGEST is accepted: it would not fit the device's types.
+      none: what the value None stands for, where it is accepted beside a default.
       choices: accepted strings.
       help: one line.
     """
@@ -35,7 +36,13 @@ class Setting:
     above: float | None = None
     high: float | None = None
     least: float | None = None
+    none: str | None = None
     choices: tuple[str, ...] = ()
+
+    @property
+    def optional(self) -> bool:
+        """Whether None is a value."""
+        return self.default is None or self.none is not None
 
     @property
     def accepted(self) -> str:
@@ -52,11 +59,11 @@ class Setting:
             ]
             words = " ".join(["a whole number" if self.type is int else "a number", " and ".join(bounds)]).strip()
             words += f" (0, or at least {self.least:g})" if self.least is not None else ""
-        return words + (" | none" if self.default is None else "")
+        return words + (f" | none{f' ({self.none})' if self.none else ''}" if self.optional else "")
 
     def check(self, name: str, value: Any) -> Any:
         """The value in the setting's type, or InputError."""
-        if value is None and self.default is None:
+        if value is None and self.optional:
             return None
         refuse = InputError(f"setting {name}={value!r} is not accepted: {self.accepted}")
         if self.type is bool or self.type is str:
@@ -79,7 +86,7 @@ class Setting:
     def parse(self, name: str, text: str) -> Any:
         """The value of ``--set name=text``, or InputError."""
         lowered = text.strip().lower()
-        if lowered in ("none", "null") and self.default is None:
+        if lowered in ("none", "null") and self.optional and "none" not in self.choices:
             return None
         refuse = InputError(f"setting {name}={text} is not accepted: {self.accepted}")
         if self.type is bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -76,15 +75,25 @@ def make(what: str, size: Size) -> Case:
         return _vocab_scores(size)
     if what == "forward":
         return _forward(size)
-    method, _, kind = what.rpartition("-")
-    if method in decoders.METHODS and kind in _RUNS:
-        return _decoding(method, kind, size)
+    if what in _decodings():
+        return _decoding(*_decodings()[what], size)
     raise InputError(f"case {what!r} is not known; accepted: {', '.join(names())}")
 
 
 def names() -> list[str]:
-    """Every accepted name: "vocab-scores", "forward", and "METHOD-step" and "METHOD-loop" of every decoding method."""
-    return ["vocab-scores", "forward", *(f"{method}-{kind}" for method in decoders.METHODS for kind in _RUNS)]
+    """Every accepted name: "vocab-scores", "forward", and of every decoding method its loop, "METHOD-loop", and its passes:
+    "METHOD-step", or one for each plan of its cache, such as "polestar-refresh-step"."""
+    return ["vocab-scores", "forward", *_decodings()]
+
+
+def _decodings() -> dict[str, tuple[str, int | None]]:
+    """Case name -> (method, index of the plan of one pass, or None for the whole loop)."""
+    cases: dict[str, tuple[str, int | None]] = {}
+    for method, entry in decoders.METHODS.items():
+        plans = entry.build().cache.plans
+        labels = [plan.name.replace(" ", "-") for plan in plans] if len(plans) > 1 else ["step"]
+        cases |= {f"{method}-{label}": (method, i) for i, label in enumerate(labels)} | {f"{method}-loop": (method, None)}
+    return cases
 
 
 def _vocab_scores(size: Size) -> Case:
@@ -111,11 +120,8 @@ def _forward(size: Size) -> Case:
     return Case(name=f"{size.model} forward", function=forward, args=(weights, ids, ids, start))
 
 
-_RUNS: dict[str, Callable[..., DecodeState]] = {"step": engine.step, "loop": engine.decode}
-
-
-def _decoding(method: str, kind: str, size: Size) -> Case:
-    """A method's step or whole loop at its default settings, the state donated."""
+def _decoding(method: str, plan: int | None, size: Size) -> Case:
+    """A method's pass or whole loop at its default settings, the state donated."""
     graph, weights = size.split_model()
     decoder = decoders.METHODS[method].build(gen_length=size.gen, block_length=size.block)
     prompts = [[size.spec.eos_id] * size.prompt] * size.batch  # only the shapes count
@@ -124,7 +130,9 @@ def _decoding(method: str, kind: str, size: Size) -> Case:
         return engine.init_state(nnx.merge(graph, weights), decoder, prompts, columns=size.prompt)
 
     def run(weights: nnx.State, state: DecodeState) -> DecodeState:
-        return _RUNS[kind](nnx.merge(graph, weights), decoder, state)
+        model = nnx.merge(graph, weights)
+        return engine.decode(model, decoder, state) if plan is None else engine.step(model, decoder, state, plan)
 
     state = jax.eval_shape(start, weights)
-    return Case(name=f"{size.model} {method}-{kind}", function=run, args=(weights, state), donate=(1,))
+    kind = "loop" if plan is None else decoder.cache.plans[plan].name
+    return Case(name=f"{size.model} {method} {kind}", function=run, args=(weights, state), donate=(1,))

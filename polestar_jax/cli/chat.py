@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from polestar_jax.cli import common
+from polestar_jax.cli import common, process
 from polestar_jax.errors import InputError
 
 EXAMPLES = """example:
@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--raw is not accepted: a chat needs the chat template")
     if sys.stdin is None:
         raise InputError("standard input is closed; a chat reads it")
+    if process.output_is_closed():
+        raise InputError("standard output is closed; a chat writes there")
     decoder = common.build_decoder(args)
     model, tokenizer = common.load_model(args)
     if tokenizer is None:
@@ -44,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
             continue
         asked = [*messages, {"role": "user", "content": line.strip()}]
         try:
-            answer = _answer(args, model, tokenizer, decoder, asked, turn)
+            with process.interruptible():
+                answer = _answer(args, model, tokenizer, decoder, asked, turn)
         except InputError as error:  # too long by now, or a token that cannot be typed: the chat goes on
             print(f"polestar chat: {error} (/reset starts anew)", file=sys.stderr, flush=True)
             continue

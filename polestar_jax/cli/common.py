@@ -13,6 +13,8 @@ from typing import IO, Any
 
 from polestar_jax.errors import InputError
 
+_unfinished: set[str] = set()  # files being written under their temporary names
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -160,6 +162,7 @@ def replacing(path: str | pathlib.Path, mode: str = "w") -> Iterator[IO[Any]]:
             yield file
         return
     handle, name = _partial(target)
+    _unfinished.add(name)
     try:
         with os.fdopen(handle, mode, **options) as file:
             yield file
@@ -168,6 +171,15 @@ def replacing(path: str | pathlib.Path, mode: str = "w") -> Iterator[IO[Any]]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+    finally:
+        _unfinished.discard(name)
+
+
+def discard_unfinished() -> None:
+    """Remove the files that :func:`replacing` is writing; for a process that ends without unwinding."""
+    for name in tuple(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def _partial(target: pathlib.Path) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
-from polestar_jax.cli import common
+from polestar_jax.cli import common, process
 from polestar_jax.errors import InputError
 
 EXAMPLES = """examples:
@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     decoder = common.build_decoder(args)
     common.check_outputs(output=args.output, trace=args.trace)
+    if not args.output and process.output_is_closed():
+        raise InputError("standard output is closed; name a file with --output")
     if args.input and args.output and os.path.realpath(args.input) == os.path.realpath(args.output):
         raise InputError(f"--output and --input name the same file {args.input}")
     if args.batch_size < 1:
@@ -56,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         from polestar_jax.decode.trace import Trace
 
         decoder = decoder.replace(trace=Trace())
-    with common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout) as out:
+    target = common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout)
+    with process.interruptible(), target as out:
         for entry, answer in zip(entries, _answers(args, model, tokenizer, decoder, entries, out), strict=True):
             if args.trace:
                 _write_trace(args.trace, answer.trace)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from polestar_jax.cli import process
 from polestar_jax.errors import InputError, RunError
 
 # Verb -> (module with add_arguments(parser) and run(args) -> exit status, what it does). Imported when asked for.
@@ -31,8 +32,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n")
 
 
+def command() -> NoReturn:
+    """The ``polestar`` program: runs the verb of the command line and ends the process."""
+    process.end_with(main, "polestar")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb; returns the exit status."""
+    """Run a verb; returns the exit status. An interrupt or a reader that left is the caller's to deal with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in argv if not word.startswith("-")), None)
     try:
@@ -45,16 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     except InputError as error:
         return _fail(verb, error, 2)
-    except KeyboardInterrupt:
-        return _fail(verb, "interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing to say
-        return 1
+        raise
     except (RunError, OSError) as error:
         return _fail(verb, error, 1)
     except Exception as error:  # what jax raises on the device, out of memory included
         if _interrupted(error):
-            return _fail(verb, "interrupted", 130)
+            raise KeyboardInterrupt from error
         if os.environ.get("POLESTAR_DEBUG"):
             raise
         return _fail(verb, f"{type(error).__name__}: {error} (POLESTAR_DEBUG=1 shows where)", 1)
@@ -83,7 +86,7 @@ def _interrupted(error: BaseException | None) -> bool:
 
 
 def _fail(verb: str | None, error: object, status: int) -> int:
-    print(f"polestar {verb}: error: {_one_line(error)}", file=sys.stderr)
+    print(f"{f'polestar {verb}' if verb else 'polestar'}: error: {_one_line(error)}", file=sys.stderr)
     return status
 
 

@@ -19,9 +19,10 @@ from flax import nnx
 from jax import lax
 
 from polestar_jax.commit import at_least_one
-from polestar_jax.decode.policy import Decoder
+from polestar_jax.decode.policy import Decoder, Span
+from polestar_jax.decode.prompts import check_prompt, check_seed
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
-from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores
+from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, kept
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -76,16 +77,22 @@ def init_state(
         row[columns - len(prompt) : columns] = prompt
     ids = np.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, np.uint32)
     pad = np.array([columns - len(prompt) for prompt in batch], np.int32)
-    state = _fresh(decoder, tokens, pad, np.uint32(seed), ids)
+    state = _fresh(decoder, spec.n_layers, tokens, pad, np.uint32(seed), ids)
     return state.replace(cache=decoder.cache.init(spec, _guided(state, decoder, spec), model.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _fresh(decoder: Decoder, tokens: jax.Array, pad: jax.Array, seed: jax.Array, ids: jax.Array) -> DecodeState:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _fresh(
+    decoder: Decoder, layers: int, tokens: jax.Array, pad: jax.Array, seed: jax.Array, ids: jax.Array
+) -> DecodeState:
     """The state of canvases nobody has worked on, without a cache."""
     b, gen_length = pad.shape[0], decoder.gen_length
-    span = decoder.schedule.next(jnp.ones((b, gen_length), bool))
+    span = _span(decoder, jnp.ones((b, gen_length), bool))
     zero = jnp.zeros(b, jnp.int32)
+    trace = None
+    if decoder.trace:
+        sizes = dict(layers=layers, clusters=getattr(decoder.cache, "clusters", 0), columns=tokens.shape[1])
+        trace = decoder.trace.init(decoder.max_passes, b, gen_length, **sizes)
     return DecodeState(
         tokens=tokens,
         pad=pad,
@@ -104,55 +111,31 @@ def _fresh(decoder: Decoder, tokens: jax.Array, pad: jax.Array, seed: jax.Array,
         near_ties=zero,
         reason=jnp.full((b, gen_length), -1, jnp.int8),
         committed_at=jnp.full((b, gen_length), -1, jnp.int32),
+        active=jnp.ones(b, bool),
         done=jnp.zeros(b, bool),
         finite=jnp.ones(b, bool),
         commit=_rule(decoder).init(b, gen_length),
-        trace=decoder.trace.init(decoder.max_passes, b, gen_length) if decoder.trace else None,
+        trace=trace,
     )
 
 
-def check_prompt(prompt: Sequence[int], spec: ModelSpec, gen_length: int) -> None:
-    """Refuse what a gather on the device would silently clamp or a model was not made for."""
-    check_ids(prompt, spec)
-    ids = np.asarray(prompt)
-    if (ids == spec.mask_id).any():
-        raise InputError(f"prompt contains the mask token {spec.mask_id}; prompts must be decided")
-    if len(ids) + gen_length > spec.max_length:
-        raise InputError(
-            f"prompt of {len(ids)} tokens and gen_length {gen_length} make {len(ids) + gen_length}, "
-            f"more than the model's max_length {spec.max_length}"
-        )
-
-
-def check_ids(ids: Sequence[int], spec: ModelSpec) -> None:
-    """Refuse anything but a non-empty list of ids of the vocabulary."""
-    accepted = f"whole numbers in 0..{spec.vocab_size - 1}"
-    if not isinstance(ids, (Sequence, np.ndarray)) or isinstance(ids, (str, bytes)):
-        raise InputError(f"prompt ids must be a list of {accepted}, got {type(ids).__name__}")
-    if not len(ids):
-        raise InputError("prompt is empty; at least one token is needed")
-    for token in ids:
-        if isinstance(token, (bool, np.bool_)) or not isinstance(token, (int, np.integer)):
-            raise InputError(f"prompt id {token!r} is not accepted: {accepted}")
-        if not 0 <= token < spec.vocab_size:
-            raise InputError(f"prompt id {token} is outside the vocabulary 0..{spec.vocab_size - 1}")
-
-
-def check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
-        raise InputError(f"seed {seed!r} is not accepted: a whole number in 0..{2**32 - 1}")
-
-
-def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
-    """One forward pass and its commits, for every unfinished sequence; a finished one is left as it is."""
-    spec, active = model.spec, ~state.done
-    result, scores = _forward(model, decoder, state)
+def step(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None = None) -> DecodeState:
+    """One forward pass and its commits, by the plan of this index in ``decoder.cache.plans`` (default: the one that is needed
+    first) and for every unfinished sequence that it serves; the others are left as they are."""
+    plans, spec = decoder.cache.plans, model.spec
+    if plan is None and len(plans) > 1:
+        runs = [functools.partial(step, model, decoder, plan=i) for i in range(len(plans))]
+        return lax.switch(needed(decoder, state, spec), runs, state)
+    plan = plan or 0
+    state = state.replace(active=~state.done & _served(decoder, state, plan, spec))
+    active = state.active
+    result, scores = _forward(model, decoder, state, plans[plan].name)
     accept, reason, commit = _rule(decoder).select(scores, state)
-    accept = accept & scores.eligible
+    accept = accept & (scores.eligible | scores.ahead)
     generated = jnp.where(accept, scores.token, state.generated)
     complete = active & ~jnp.any((generated == spec.mask_id) & state.in_span, axis=-1)
     # Without numbers to go by there is nothing to decide: the sequence stops and the caller is told.
-    done = state.done | ~jnp.any(generated == spec.mask_id, axis=-1) | ~scores.finite
+    done = state.done | (active & (~jnp.any(generated == spec.mask_id, axis=-1) | ~scores.finite))
     if decoder.stop_at_eos:
         reached = jnp.arange(state.gen_length)[None] < state.span_end[:, None]
         ended = complete & jnp.any(jnp.isin(generated, jnp.array(spec.stop_ids)) & reached, axis=-1)
@@ -167,35 +150,58 @@ def step(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
         partial_forwards=state.partial_forwards + (active & ~result.full),
         refreshes=state.refreshes + (active & (result.kind == REFRESH_STEP)),
         span_passes=state.span_passes + count,
-        committed=jnp.sum(accept & state.in_span, axis=-1),
+        committed=jnp.where(active, jnp.sum(accept & state.in_span, axis=-1), state.committed),
         near_ties=state.near_ties + jnp.sum(accept & scores.near_tie, axis=-1),
         reason=jnp.where(accept, reason, state.reason),
         committed_at=jnp.where(accept, state.nfe[:, None], state.committed_at),
         done=done,
-        finite=state.finite & (scores.finite | state.done),
+        finite=state.finite & (scores.finite | ~active),
         cache=result.cache,
-        commit=commit,
-        trace=_recorded(decoder, state, result, scores, accept, generated),
+        commit=kept(active, commit, state.commit),
+        trace=_recorded(decoder, state, result, scores, accept, generated, commit),
     )
     return _entered(decoder, new, complete & ~done, generated == spec.mask_id)
 
 
-def _forward(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Pass, Scores]:
+def needed(decoder: Decoder, state: DecodeState, spec: ModelSpec) -> jax.Array:
+    """The index of the plan to run next, i32 []: the first that an unfinished sequence wants."""
+    count = len(decoder.cache.plans)
+    if count == 1:
+        return jnp.int32(0)
+    return jnp.minimum(jnp.min(jnp.where(state.done, count, decoder.cache.wants(spec, state))), count - 1)
+
+
+def _served(decoder: Decoder, state: DecodeState, plan: int, spec: ModelSpec) -> jax.Array:
+    """Which sequences a pass by this plan serves, bool [b]."""
+    plans = decoder.cache.plans
+    if len(plans) == 1:
+        return jnp.ones_like(state.done)
+    served = [other.name in (plans[plan].name, *plans[plan].also) for other in plans]
+    return jnp.array(served)[decoder.cache.wants(spec, state)]
+
+
+def _forward(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -> tuple[Pass, Scores]:
     """The cache policy's pass, without its guidance half, and the scores of what it computed."""
     spec, b = model.spec, state.done.shape[0]
-    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec))
+    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec), plan)
     logits = model.logits(result.rows)
     if decoder.guidance:
         conditional, unconditional = jnp.split(logits, 2)
         logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
-        result = result._replace(targets=result.targets[:b], kind=result.kind[:b], full=result.full[:b])
+        result = jax.tree.map(lambda x: x[:b], result._replace(cache=None))._replace(cache=result.cache)
     rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
-    return result, _by_position(rows, result.targets, state, spec.mask_id)
+    return result, _by_position(rows, result, state, spec.mask_id)
+
+
+def _span(decoder: Decoder, undecided: jax.Array) -> Span:
+    """The schedule's next span, cut to its capacity: what lies beyond it would never be scored."""
+    span = decoder.schedule.next(undecided)
+    return span._replace(end=jnp.minimum(span.end, span.start + decoder.schedule.capacity))
 
 
 def _entered(decoder: Decoder, state: DecodeState, move: jax.Array, undecided: jax.Array) -> DecodeState:
     """The state with the sequences ``move`` bool [b] on the next span that the schedule gives."""
-    span = decoder.schedule.next(undecided)
+    span = _span(decoder, undecided)
     moved = lambda new, old: jnp.where(move, new, old)  # noqa: E731
     state = state.replace(
         span_start=moved(span.start, state.span_start),
@@ -207,19 +213,28 @@ def _entered(decoder: Decoder, state: DecodeState, move: jax.Array, undecided: j
 
 
 def _recorded(
-    decoder: Decoder, state: DecodeState, result: Pass, scores: Scores, accept: jax.Array, generated: jax.Array
+    decoder: Decoder,
+    state: DecodeState,
+    result: Pass,
+    scores: Scores,
+    accept: jax.Array,
+    generated: jax.Array,
+    commit: Any,
 ) -> Any:
     """The trace with this pass in it."""
     if not decoder.trace:
         return state.trace
     values = {
         "tokens": generated,
-        "confidence": jnp.where(scores.eligible, scores.confidence, jnp.nan),
+        "confidence": jnp.where(scores.eligible | scores.ahead, scores.confidence, jnp.nan),
         "committed": accept,
         "block": state.span_index,
         "kind": result.kind,
     }
-    return decoder.trace.record(state.trace, state.nfe, ~state.done, values | result.record)
+    if scores.drift is not None:
+        values["drift"] = scores.drift
+    values |= result.record | _rule(decoder).recorded(commit)
+    return decoder.trace.record(state.trace, state.nfe, state.active, values)
 
 
 def decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
@@ -234,11 +249,14 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
     The cache is donated from pass to pass, so the yielded states carry ``cache=None``; everything else stays valid.
     """
     graph, weights = split(model)
-    cache, state = state.cache, state.replace(cache=None)
-    run, _ = _compile(_step, graph, weights, decoder, state, cache)
-    while not bool(np.all(state.done)) and int(state.passes) < decoder.max_passes:
+    bound = decoder.max_passes * state.done.shape[0]
+    while not bool(np.all(state.done)) and int(state.passes) < bound:
+        plan = int(_needed(decoder, state, model.spec)) if len(decoder.cache.plans) > 1 else 0
+        cache, state = state.cache, state.replace(cache=None)
+        run, _ = _compile(_step, graph, weights, decoder, state, cache, plan=plan)
         state, cache = run(weights, state, cache)
         yield state
+        state = state.replace(cache=cache)
 
 
 def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Callable, float]:
@@ -247,17 +265,22 @@ def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tup
 
 
 def compile_step(model: Denoiser, decoder: Decoder, state: DecodeState) -> float:
-    """Compile the step that ``steps`` runs on states of this shape; the seconds it took (0 if known)."""
-    return _compile(_step, *split(model), decoder, state.replace(cache=None), state.cache)[1]
+    """Compile the passes that ``steps`` runs on states of this shape; the seconds it took (0 if known)."""
+    graph, weights = split(model)
+    states = state.replace(cache=None), state.cache
+    plans = range(len(decoder.cache.plans))
+    return sum(_compile(_step, graph, weights, decoder, *states, plan=plan)[1] for plan in plans)
 
 
-def _compile(program: Any, graph: nnx.GraphDef, weights: Any, decoder: Decoder, *states: Any) -> tuple[Callable, float]:
-    signature = (program, graph, decoder, jax.tree.structure(states))
+def _compile(
+    program: Any, graph: nnx.GraphDef, weights: Any, decoder: Decoder, *states: Any, **static: int
+) -> tuple[Callable, float]:
+    signature = (program, graph, decoder, jax.tree.structure(states), *static.values())
     signature += tuple((x.shape, x.dtype) for x in jax.tree.leaves((weights, states)))
     if signature in _compiled:
         return _compiled[signature], 0.0
     started = time.perf_counter()
-    _compiled[signature] = program.lower(graph, weights, decoder, *states).compile()
+    _compiled[signature] = program.lower(graph, weights, decoder, *states, **static).compile()
     return _compiled[signature], time.perf_counter() - started
 
 
@@ -272,22 +295,33 @@ def split(model: Denoiser) -> tuple[nnx.GraphDef, Any]:
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=(3,))
 def _decode(graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeState) -> DecodeState:
     model = nnx.merge(graph, weights)
-    with precision(model.dtype):
+    plans = range(len(decoder.cache.plans))
+    bound = decoder.max_passes * state.done.shape[0]
+    going = lambda s: jnp.any(~s.done) & (s.passes < bound)  # noqa: E731
+
+    def repeated(plan: int, state: DecodeState) -> DecodeState:
+        # A loop of its own for each plan, where a conditional would copy the caches that its branches return.
         return lax.while_loop(
-            lambda s: jnp.any(~s.done) & (s.passes < decoder.max_passes),
-            lambda s: step(model, decoder, s),
-            state,
+            lambda s: going(s) & (needed(decoder, s, model.spec) == plan), lambda s: step(model, decoder, s, plan), state
         )
 
+    with precision(model.dtype):
+        if len(plans) == 1:
+            return lax.while_loop(going, lambda s: step(model, decoder, s), state)
+        return lax.while_loop(going, lambda s: functools.reduce(lambda s, plan: repeated(plan, s), plans, s), state)
 
-@functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=(4,))
+
+@functools.partial(jax.jit, static_argnums=(0, 2), static_argnames="plan", donate_argnums=(4,))
 def _step(
-    graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeState, cache: Any
+    graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeState, cache: Any, *, plan: int
 ) -> tuple[DecodeState, Any]:
     model = nnx.merge(graph, weights)
     with precision(model.dtype):
-        state = step(model, decoder, state.replace(cache=cache))
+        state = step(model, decoder, state.replace(cache=cache), plan)
     return state.replace(cache=None), state.cache
+
+
+_needed = jax.jit(needed, static_argnums=(0, 2))
 
 
 def precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
@@ -314,19 +348,22 @@ def _guided(state: DecodeState, decoder: Decoder, spec: ModelSpec) -> DecodeStat
     return twice.replace(tokens=jnp.concatenate([state.tokens, masked]), cache=cache, trace=trace)
 
 
-def _by_position(rows: RowScores, targets: jax.Array, state: DecodeState, mask_id: int) -> Scores:
+def _by_position(rows: RowScores, result: Pass, state: DecodeState, mask_id: int) -> Scores:
     """Scatter row scores [b, r] to generated positions [b, G]."""
     b, g = state.reason.shape
+    targets = result.targets
     batch = jnp.arange(b)[:, None]
     put = lambda value, fill: jnp.full((b, g), fill, value.dtype).at[batch, targets].set(value, mode="drop")  # noqa: E731
-    seen = put(jnp.ones_like(targets, bool), False)
+    seen = put(jnp.ones_like(targets, bool), False) & (state.generated == mask_id) & state.active[:, None]
     last = lambda value: jnp.where(rows.deferred, -jnp.inf, value)  # noqa: E731
     return Scores(
         token=put(rows.token, 0),
         confidence=put(last(rows.confidence), -jnp.inf),
         margin=put(last(rows.margin), -jnp.inf),
         neg_entropy=put(last(rows.neg_entropy), -jnp.inf),
-        eligible=seen & (state.generated == mask_id) & state.in_span & ~state.done[:, None],
+        eligible=seen & state.in_span,
+        ahead=seen & (jnp.arange(g)[None] >= state.span_end[:, None]),
         near_tie=put(rows.margin < NEAR_TIE, False),
         finite=~jnp.any(jnp.isnan(rows.confidence) & (targets < g), axis=-1),
+        drift=result.drift,
     )

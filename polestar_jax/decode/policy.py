@@ -4,8 +4,10 @@ A policy is a frozen dataclass of hashable settings with pure methods, so a whol
 the jitted loop. Three parts decide what happens next:
 
 * the *schedule* says which positions may be committed (a span);
-* the *cache* runs the forward pass and says which rows were computed and what is kept of them;
-* the *commit* rule picks, among the scored undecided positions of the span, those to write.
+* the *cache* runs the forward pass and says which rows were computed and what is kept of them. It has one or more *plans*,
+  each a static layout of rows and thus a program of its own; in a batch, sequences that need another plan than the one
+  that runs wait, untouched and uncounted;
+* the *commit* rule picks, among the scored undecided positions of the span (and, if it likes, beyond it), those to write.
 
 The engine guarantees what policies need not: only eligible positions are written, an unfinished sequence gains at least one
 token a pass (unless the rule says ``may_stall``), prompts never change, finished sequences stay as they are, passes are
@@ -39,32 +41,50 @@ class Span(NamedTuple):
 class Schedule(Protocol):
     """Which generated positions may be committed now."""
 
-    capacity: int  # the longest span: the number of rows scored a pass
+    capacity: int  # the number of rows scored a pass; a longer span is cut to it
 
     def next(self, undecided: jax.Array) -> Span:
         """The span to work on, from the undecided positions bool [b, G]; called when the last one is complete."""
 
 
+class Plan(NamedTuple):
+    """A program of a cache policy: its name, and the names of other plans whose sequences it serves as well."""
+
+    name: str
+    also: tuple[str, ...] = ()
+
+
 class CachePolicy(Protocol):
     """Runs a forward pass over some rows and keeps what later passes reuse."""
+
+    plans: tuple[Plan, ...]  # first come first: the first one that a sequence of the batch needs is run
+    gives_drift: bool  # whether its passes have a drift
+
+    def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
+        """The index of the plan that each sequence needs now, i32 [b]."""
 
     def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> Any:
         """The policy's pytree before the first pass (documented shapes); ``state`` gives b, p and G."""
 
-    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState) -> Pass:
-        """One pass; ``state.cache`` is this policy's pytree."""
+    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState, plan: str) -> Pass:
+        """One pass by a plan for the sequences ``state.active``; ``state.cache`` is this policy's pytree, whose part for the
+        other sequences must stay as it is."""
 
 
 class CommitRule(Protocol):
     """Picks the positions to commit."""
 
     may_stall: bool  # whether a pass may commit nothing
+    needs_drift: bool  # whether it goes by Scores.drift
 
     def init(self, batch: int, gen_length: int) -> Any:
-        """The rule's pytree before the first pass."""
+        """The rule's pytree before the first pass; every leaf leads with the batch axis."""
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
         """(accept bool [b, G], reason i8 [b, G], the rule's new pytree); ``state.commit`` is the old one."""
+
+    def recorded(self, own: Any) -> dict[str, jax.Array]:
+        """Arrays for the trace by field name, from the rule's new pytree."""
 
     def max_passes(self, gen_length: int, spans: int) -> int:
         """A hard bound on the passes over ``gen_length`` positions in at most ``spans`` spans."""
@@ -107,6 +127,11 @@ class Decoder:
                 raise InputError(
                     f"{part} {type(policy).__name__} is not accepted: a frozen dataclass, compared by value"
                 )
+
+        if getattr(self.commit, "needs_drift", False) and not getattr(self.cache, "gives_drift", False):
+            raise InputError(
+                f"commit {type(self.commit).__name__} goes by token drift, and cache {type(self.cache).__name__} gives none"
+            )
 
     def replace(self, **changes: Any) -> Decoder:
         same = changes.keys() <= {"trace", "chosen"}

@@ -42,6 +42,7 @@ class DecodeState:
       near_ties: i32 [b], positions committed while the two best tokens were within NEAR_TIE of each other: those that
         another device, dtype or kernel may decide differently.
       committed_at: i32 [b, G], the pass (counted a sequence) that committed it, -1 while undecided.
+      active: bool [b], takes part in the present pass; the others wait, because they need rows that it does not compute.
       done: bool [b], nothing left to decide, or the logits were not finite.
       finite: bool [b], whether all scores so far were numbers.
       cache, commit: the policies' own pytrees.
@@ -65,6 +66,7 @@ class DecodeState:
     near_ties: jax.Array
     reason: jax.Array
     committed_at: jax.Array
+    active: jax.Array
     done: jax.Array
     finite: jax.Array
     cache: Any = ()
@@ -95,6 +97,11 @@ class DecodeState:
         index = jnp.arange(self.gen_length)[None]
         return (index >= self.span_start[:, None]) & (index < self.span_end[:, None])
 
+    @property
+    def entering(self) -> jax.Array:
+        """Whether the next pass is the first on its span, bool [b]."""
+        return self.span_passes == 0
+
     def pass_key(self, purpose: int) -> jax.Array:
         """Keys [b] for this pass and purpose: they depend on the sequence and its own passes, not on its neighbours."""
         return jax.vmap(lambda key, nfe: jax.random.fold_in(jax.random.fold_in(key, nfe), purpose))(self.key, self.nfe)
@@ -112,6 +119,8 @@ class Pass(NamedTuple):
       kind: i32 [b], what was computed (FULL_ENTRY ... REFRESH_STEP).
       full: bool [b], whether every canvas row was computed.
       cache: the policy's new pytree.
+      drift: f32 [b, G] how far each position's attention moved since the last pass, NaN where that is not known; None
+        from a policy that has no drift.
       record: arrays for the trace by field name.
     """
 
@@ -120,6 +129,7 @@ class Pass(NamedTuple):
     kind: jax.Array
     full: jax.Array
     cache: Any
+    drift: jax.Array | None = None
     record: dict[str, jax.Array] = {}  # noqa: RUF012 -- never mutated
 
 
@@ -131,9 +141,11 @@ class Scores(NamedTuple):
       confidence: f32 [b, G] its probability; -inf where committing must come last.
       margin: f32 [b, G] probability of the best minus that of the second-best token.
       neg_entropy: f32 [b, G] sum p log p.
-      eligible: bool [b, G] undecided, scored, inside the span of an unfinished sequence.
+      eligible: bool [b, G] undecided, scored, inside the span of a sequence that takes part in the pass.
+      ahead: bool [b, G] the same beyond the span: a rule may commit these early, and they are no progress in the span.
       near_tie: bool [b, G] whether the two best tokens were within NEAR_TIE.
       finite: bool [b] whether all scores of the pass are numbers.
+      drift: f32 [b, G] as in :class:`Pass`, or None.
     """
 
     token: jax.Array
@@ -141,5 +153,12 @@ class Scores(NamedTuple):
     margin: jax.Array
     neg_entropy: jax.Array
     eligible: jax.Array
+    ahead: jax.Array
     near_tie: jax.Array
     finite: jax.Array
+    drift: jax.Array | None = None
+
+
+def kept(active: jax.Array, new: Any, old: Any) -> Any:
+    """The pytree ``new`` for the sequences ``active`` bool [b], ``old`` for the others; leaves lead with b."""
+    return jax.tree.map(lambda x, y: jnp.where(active.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)

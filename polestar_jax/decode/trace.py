@@ -14,14 +14,20 @@ _PER_POSITION = {
     "delta": (jnp.float32, jnp.nan),
 }
 _PER_PASS = {"block": (jnp.int32, -1), "kind": (jnp.int32, -1)}
-FIELDS = (*_PER_POSITION, *_PER_PASS)
+# Of cluster-based caches, by layer.
+_PER_CLUSTER = {"cluster_drift": (jnp.float32, jnp.nan), "cluster_selected": (jnp.bool_, False)}
+_PER_COLUMN = {"token_selected": (jnp.bool_, False), "labels": (jnp.int32, -1)}
+FIELDS = (*_PER_POSITION, *_PER_PASS, *_PER_CLUSTER, *_PER_COLUMN)
 
 
 class Trace:
     """Which fields to record: any of ``FIELDS``; all of them when none is named. Hashable, compared by value.
 
     Per-position fields become [passes, b, G]: ``tokens`` after the pass, ``confidence`` (NaN where not scored), ``committed``,
-    ``drift`` and ``delta`` (NaN where a method has none). ``block`` and ``kind`` become [passes, b].
+    ``drift`` and ``delta`` (NaN where a method has none). ``block`` and ``kind`` become [passes, b]. For caches with K clusters
+    over the n columns of the canvas, ``cluster_drift`` (NaN but for refreshes) and ``cluster_selected`` become
+    [passes, b, L, K], ``token_selected`` and ``labels`` (block entries only; K in no cluster, -1 outside the window)
+    [passes, b, L, n]; for other caches they are left out.
     """
 
     def __init__(self, *fields: str):
@@ -39,13 +45,19 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace{self.fields}"
 
-    def init(self, passes: int, batch: int, gen_length: int) -> dict[str, jax.Array]:
-        """Empty buffers for at most ``passes`` passes."""
-        shapes = {name: (passes, batch, gen_length) for name in _PER_POSITION} | {
-            name: (passes, batch) for name in _PER_PASS
+    def init(
+        self, passes: int, batch: int, gen_length: int, *, layers: int, clusters: int, columns: int
+    ) -> dict[str, jax.Array]:
+        """Empty buffers for at most ``passes`` passes; no ``clusters``, no fields of clusters."""
+        kinds = [(_PER_POSITION, (gen_length,)), (_PER_PASS, ())]
+        if clusters:
+            kinds += [(_PER_CLUSTER, (layers, clusters)), (_PER_COLUMN, (layers, columns))]
+        return {
+            name: jnp.full((passes, batch, *shape), fill, dtype)
+            for fields, shape in kinds
+            for name, (dtype, fill) in fields.items()
+            if name in self.fields
         }
-        fills = _PER_POSITION | _PER_PASS
-        return {name: jnp.full(shapes[name], fills[name][1], fills[name][0]) for name in self.fields}
 
     def record(
         self, buffers: dict[str, jax.Array], index: jax.Array, active: jax.Array, values: dict[str, jax.Array]

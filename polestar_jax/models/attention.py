@@ -1,7 +1,8 @@
 """Attention of some rows over given keys and values, with half-split rotary embedding.
 
 Keys are cached before rotation and rotated where they are used: the drift proxy compares content without positions
-(paper section 4.1), and a cached key never depends on where padding puts its column.
+(paper section 4.1), and a cached key never depends on where padding puts its column. Keys and values lie head by head,
+[b, g, n, e], so that the products read them as they are.
 """
 
 from __future__ import annotations
@@ -11,13 +12,33 @@ import jax.numpy as jnp
 
 
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotary embedding of x [b, r, h, e] at positions i32 [b, r], computed in float32, returned in x's dtype."""
+    """Rotary embedding of x [..., e] at positions i32 that broadcast to x.shape[:-1]; in float32, returned in x's dtype."""
     half = x.shape[-1] // 2
     inverse = 1.0 / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[..., None, None].astype(jnp.float32) * inverse
+    angle = positions[..., None].astype(jnp.float32) * inverse
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def attention_weights(
+    q: jax.Array,
+    k: jax.Array,
+    q_positions: jax.Array,
+    k_positions: jax.Array,
+    valid: jax.Array | None,
+    theta: float,
+) -> jax.Array:
+    """What rows attend to: softmax over keys, f32 [b, h, r, n]; arguments as in :func:`attend`."""
+    b, r, h, e = q.shape
+    g, n = k.shape[1:3]
+    q = rotate(q, q_positions[:, :, None], theta).reshape(b, r, g, h // g, e)
+    k = rotate(k, k_positions[:, None], theta)
+    scores = jnp.einsum("brgqe,bgne->bgqrn", q, k, preferred_element_type=jnp.float32) * (e**-0.5)
+    if valid is not None:
+        keep = valid[:, None, None, None, :] if valid.ndim == 2 else valid[:, None, None, :, :]
+        scores = jnp.where(keep, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1).reshape(b, h, r, n)
 
 
 def attend(
@@ -32,7 +53,7 @@ def attend(
     """Softmax attention of rows over keys; grouped query heads share a key/value head.
 
     Args:
-      q: [b, r, h, e], unrotated; k, v: [b, n, g, e], keys unrotated.
+      q: [b, r, h, e], unrotated; k, v: [b, g, n, e], keys unrotated.
       q_positions: i32 [b, r]; k_positions: i32 [b, n].
       valid: bool [b, n] keys that exist, or [b, r, n], or None for all. A row with no valid key returns a finite mean.
       theta: rotary base.
@@ -40,13 +61,17 @@ def attend(
     Returns:
       [b, r, h, e] in q's dtype. Scores and softmax are float32.
     """
-    b, r, h, e = q.shape
-    g = k.shape[2]
-    q = rotate(q, q_positions, theta).reshape(b, r, g, h // g, e)
-    k = rotate(k, k_positions, theta)
-    scores = jnp.einsum("brgqe,bnge->bgqrn", q, k, preferred_element_type=jnp.float32) * (e**-0.5)
-    if valid is not None:
-        keep = valid[:, None, None, None, :] if valid.ndim == 2 else valid[:, None, None, :, :]
-        scores = jnp.where(keep, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bgqrn,bnge->brgqe", weights, v).reshape(b, r, h, e)
+    return mix(attention_weights(q, k, q_positions, k_positions, valid, theta), v)
+
+
+def mix(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Values v [b, g, n, e] mixed by weights f32 [b, h, r, n]: [b, r, h, e] in v's dtype."""
+    b, h, r, n = weights.shape
+    g = v.shape[1]
+    weights = weights.astype(v.dtype).reshape(b, g, h // g, r, n)
+    return jnp.einsum("bgqrn,bgne->brgqe", weights, v).reshape(b, r, h, v.shape[-1])
+
+
+def by_head(rows: jax.Array) -> jax.Array:
+    """Keys or values of rows [b, r, g, e] as [b, g, r, e]."""
+    return jnp.swapaxes(rows, 1, 2)

@@ -439,8 +439,8 @@ def test_refreshes_are_counted():
 
     @dataclasses.dataclass(frozen=True)
     class Refreshing(NoCache):
-        def forward(self, model, schedule, state):
-            result = super().forward(model, schedule, state)
+        def forward(self, model, schedule, state, plan):
+            result = super().forward(model, schedule, state, plan)
             return result._replace(kind=jnp.full_like(result.kind, REFRESH_STEP), full=jnp.zeros_like(result.full))
 
     stats = answer(table_for([5, 6], [0.3, 0.3]), decoders.parallel(gen_length=2).replace(cache=Refreshing())).stats

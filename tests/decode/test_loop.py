@@ -98,7 +98,7 @@ def test_a_finished_state_is_inert():
     done = final(model, decoder, PROMPTS)
     again = engine.step(model, decoder, done)
     for field in dataclasses.fields(done):
-        if field.name not in ("passes", "key", "committed"):
+        if field.name not in ("passes", "key", "active"):
             jax.tree.map(np.testing.assert_array_equal, getattr(again, field.name), getattr(done, field.name))
 
 

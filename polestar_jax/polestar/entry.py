@@ -1,0 +1,76 @@
+"""A block entry: its rows and its window's (or all) are computed, and the window is clustered anew (specification 3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+
+from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass, kept
+from polestar_jax.models.attention import attend, attention_weights, by_head
+from polestar_jax.models.denoiser import Denoiser
+from polestar_jax.polestar.clusters import centroid_rows, cluster
+from polestar_jax.polestar.drift import proxy_attention
+from polestar_jax.polestar.residuals import store
+from polestar_jax.polestar.state import LayerCache, PolestarState
+from polestar_jax.polestar.window import block_rows, every_row, joined, spread, targets, window_rows
+
+if TYPE_CHECKING:
+    from polestar_jax.polestar.cache import PolestarCache
+
+
+def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: bool) -> Pass:
+    """One pass over every row (``full``) or over the block's and the window's rows.
+
+    At each layer the window's entering states are clustered and stored, the centroids ride through the same projection as
+    the rows, and their attention is kept.
+    """
+    spec, active = model.spec, state.active
+    b, n = state.tokens.shape
+    block = block_rows(state, policy.block_length, spec.logit_shift)
+    window = window_rows(state, policy.window_prefix, policy.window_suffix)
+    size = block.columns.shape[1]
+    rows = every_row(state) if full else joined(block, window)
+    written = jnp.broadcast_to(active[:, None], rows.live.shape)
+    positions, canvas = rows.take(state.positions), state.positions
+    valid = canvas >= 0
+    x = model.embed(rows.take(state.tokens))
+    layers, labels = [], []
+    for layer, old in zip(model.layers, state.cache.layers, strict=True):
+        entering = jnp.where(window.live[..., None], window.take(x) if full else x[:, size:], 0).astype(jnp.float32)
+        found = cluster(
+            entering, window.live, policy.window_prefix,
+            clusters=policy.clusters, iterations=policy.kmeans_iterations, kind=policy.kmeans,
+        )  # fmt: skip
+        hidden = store(entering, centroid_rows(found.centroids, found.labels), policy.quantization, model.dtype)
+        q, k, v = layer.project(jnp.concatenate([x, found.centroids.astype(x.dtype)], axis=1))
+        r = x.shape[1]
+        if full:
+            k, v = kept(active, (by_head(k[:, :r]), by_head(v[:, :r])), (old.k, old.v))
+        else:
+            k, v = (rows.write(to, new[:, :r], written) for to, new in ((old.k, k), (old.v, v)))
+        proxy = proxy_attention(q[:, r:], k, valid)
+        hidden, found, proxy = kept(active, (hidden, found, proxy), (old.hidden, old.clusters, old.proxy))
+        layers.append(LayerCache(k, v, hidden, found, proxy))
+        labels.append(spread(window, jnp.where(window.live, found.labels, -1), n, -1))
+        q = q[:, :r]
+        x = layer.finish(x, attend(q, k, v, positions, canvas, valid, spec.rope_theta))
+    if full:
+        q, x = block.take(q), block.take(x)
+    q, x = q[:, :size], x[:, :size]
+    own = block.take(canvas)[:, spec.logit_shift :]
+    attention = attention_weights(q[:, spec.logit_shift :], k, own, canvas, valid, spec.rope_theta)
+    cache = PolestarState(
+        tuple(layers),
+        kept(active, attention, state.cache.attention),
+        jnp.where(active, 0, state.cache.since_refresh),
+    )
+    return Pass(
+        rows=x[:, : policy.block_length],
+        targets=targets(state, policy.block_length),
+        kind=jnp.full(b, FULL_ENTRY if full else LOCAL_ENTRY, jnp.int32),
+        full=jnp.full(b, full),
+        cache=cache,
+        drift=jnp.full(state.reason.shape, jnp.nan, jnp.float32),
+        record={"labels": jnp.stack(labels, axis=1)},
+    )

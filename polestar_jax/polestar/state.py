@@ -1,0 +1,68 @@
+"""What Polestar keeps between passes.
+
+Shape letters: b sequences, n canvas columns, B block capacity, w window rows, K clusters, d width, h query heads, g
+key/value heads, e head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.polestar.clusters import Clusters
+from polestar_jax.polestar.residuals import Stored, store
+from polestar_jax.spec import ModelSpec
+
+
+class LayerCache(NamedTuple):
+    """One layer's part.
+
+    Attributes:
+      k, v: [b, g, n, e] in the model's dtype, keys before rotation: of every canvas column.
+      hidden: the states that enter the layer for window rows [b, w, d], see :class:`Stored`.
+      clusters: of those states, see :class:`Clusters`; the centroids follow their members at refreshes.
+      proxy: f32 [b, h, K, n], the centroids' attention at the last refresh or block entry.
+    """
+
+    k: jax.Array
+    v: jax.Array
+    hidden: Stored
+    clusters: Clusters
+    proxy: jax.Array
+
+
+class PolestarState(NamedTuple):
+    """All layers, and what is not a layer's.
+
+    Attributes:
+      layers: one LayerCache each; separate arrays, so that each is updated in place.
+      attention: f32 [b, h, B, n], attention of the block's rows at the last layer in the previous pass.
+      since_refresh: i32 [b], tokens committed in the block since its entry or the last refresh.
+    """
+
+    layers: tuple[LayerCache, ...]
+    attention: jax.Array
+    since_refresh: jax.Array
+
+
+def empty(
+    spec: ModelSpec, *, batch: int, columns: int, block: int, window: int, clusters: int, form: str, dtype: jnp.dtype
+) -> PolestarState:
+    """Zeros everywhere: a block entry fills everything before it is read."""
+
+    def layer() -> LayerCache:
+        kv = lambda: jnp.zeros((batch, spec.n_kv_heads, columns, spec.head_dim), dtype)  # noqa: E731 -- one array each
+        rows = jnp.zeros((batch, window, spec.d_model), jnp.float32)
+        found = Clusters(
+            jnp.zeros((batch, clusters, spec.d_model), jnp.float32),
+            jnp.full((batch, window), clusters, jnp.int32),
+            jnp.zeros((batch, clusters), jnp.float32),
+        )
+        proxy = jnp.zeros((batch, spec.n_heads, clusters, columns), jnp.float32)
+        return LayerCache(kv(), kv(), store(rows, rows, form, dtype), found, proxy)
+
+    attention = jnp.zeros((batch, spec.n_heads, block, columns), jnp.float32)
+    layers = tuple(layer() for _ in range(spec.n_layers))
+    return PolestarState(layers, attention, jnp.zeros(batch, jnp.int32))

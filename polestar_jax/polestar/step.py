@@ -1,0 +1,169 @@
+"""A step within a block, with or without a refresh of the window's most drifted clusters (specification 5).
+
+A refresh walks the layers with a packet: the rows that the layer below recomputed. Each layer patches its stored states,
+keys, values and centroids with the packet, computes the block, finds the clusters whose attention moved most and recomputes
+their rows for the layer above. Block, window and centroids share each projection, so that a layer's weights are read once;
+which window rows were selected is a mask over results.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, kept
+from polestar_jax.models.attention import attention_weights, mix
+from polestar_jax.models.denoiser import Block, Denoiser
+from polestar_jax.polestar.clusters import centroid_rows, moved
+from polestar_jax.polestar.drift import divergence, most_drifted, proxy_attention
+from polestar_jax.polestar.residuals import restore, store
+from polestar_jax.polestar.state import LayerCache, PolestarState
+from polestar_jax.polestar.window import Rows, block_rows, spread, targets, window_rows
+
+if TYPE_CHECKING:
+    from polestar_jax.polestar.cache import PolestarCache
+
+
+class _Packet(NamedTuple):
+    """Window rows recomputed by the layer below: their states [b, w, d], and which ones, bool [b, w]."""
+
+    rows: jax.Array
+    chosen: jax.Array
+
+
+class _Walk(NamedTuple):
+    """What is the same at every layer of a pass."""
+
+    policy: PolestarCache
+    model: Denoiser
+    block: Rows
+    window: Rows
+    positions: jax.Array  # of the block's, then the window's rows
+    canvas: jax.Array  # of every column
+    active: jax.Array
+    due: jax.Array
+
+    @property
+    def valid(self) -> jax.Array:
+        return self.canvas >= 0
+
+    @property
+    def working(self) -> jax.Array:
+        """Block rows of the sequences in this pass, bool [b, R]."""
+        return jnp.broadcast_to(self.active[:, None], self.block.live.shape)
+
+    @property
+    def size(self) -> int:
+        return self.block.columns.shape[1]
+
+
+def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refresh: bool) -> Pass:
+    """One pass over the block's rows; with ``refresh``, also over the window's and the centroids, for sequences that are due."""
+    spec, active = model.spec, state.active
+    shift = spec.logit_shift
+    due, total = policy.due(spec, state)
+    due = due & active & refresh
+    block = block_rows(state, policy.block_length, shift)
+    window = window_rows(state, policy.window_prefix, policy.window_suffix)
+    positions = jnp.concatenate([block.take(state.positions), window.take(state.positions)], axis=1)
+    walk = _Walk(policy, model, block, window, positions, state.positions, active, due)
+    x = model.embed(block.take(state.tokens))
+    packet = _first_packet(walk, state) if refresh else None
+    layers, records = [], []
+    for i, (layer, old) in enumerate(zip(model.layers, state.cache.layers, strict=True)):
+        if refresh:
+            x, weights, packet, new, record = _refreshed(walk, layer, old, x, packet, i == len(model.layers) - 1)
+            records.append(record)
+        else:
+            x, weights, new = _stepped(walk, layer, old, x)
+        layers.append(new)
+    attention = weights[:, :, shift : walk.size]
+    drift = divergence(attention, state.cache.attention)
+    target = targets(state, policy.block_length)
+    rows = x[:, : policy.block_length]
+    scored, sought = rows, target
+    if refresh and policy.score_suffix and policy.window_suffix:
+        ahead = window.columns - state.prompt_columns + shift
+        ahead = jnp.where(packet.chosen & (ahead < state.gen_length), ahead, state.gen_length)
+        scored = jnp.concatenate([rows, packet.rows[:, policy.window_prefix :]], axis=1)
+        sought = jnp.concatenate([target, ahead[:, policy.window_prefix :]], axis=1)
+    return Pass(
+        rows=scored,
+        targets=sought,
+        kind=jnp.where(due, REFRESH_STEP, STEP),
+        full=jnp.zeros_like(due),
+        cache=PolestarState(
+            tuple(layers),
+            kept(active, attention, state.cache.attention),
+            jnp.where(active, jnp.where(due, 0, total), state.cache.since_refresh),
+        ),
+        drift=_by_position(drift, target, state.gen_length),
+        record={name: jnp.stack([record[name] for record in records], axis=1) for name in (records[0] if records else ())},
+    )
+
+
+def _first_packet(walk: _Walk, state: DecodeState) -> _Packet:
+    """The first layer's packet: none, or the embeddings of window tokens committed since the block was entered."""
+    rows = walk.model.embed(walk.window.take(state.tokens))
+    if not walk.policy.patch_committed:
+        return _Packet(rows, jnp.zeros(walk.window.live.shape, bool))
+    recent = state.committed_at >= (state.nfe - state.span_passes)[:, None]
+    recent = jnp.concatenate([jnp.zeros((recent.shape[0], state.prompt_columns), bool), recent], axis=1)
+    return _Packet(rows, walk.window.take(recent) & walk.window.live & walk.due[:, None])
+
+
+def _stepped(walk: _Walk, layer: Block, old: LayerCache, x: jax.Array) -> tuple[jax.Array, jax.Array, LayerCache]:
+    """A layer without a refresh: (output rows, their attention, new cache)."""
+    q, k, v = layer.project(x)
+    k, v = (walk.block.write(to, new, walk.working) for to, new in ((old.k, k), (old.v, v)))
+    weights = attention_weights(q, k, walk.positions[:, : walk.size], walk.canvas, walk.valid, walk.model.spec.rope_theta)
+    return layer.finish(x, mix(weights, v)), weights, old._replace(k=k, v=v)
+
+
+def _refreshed(
+    walk: _Walk, layer: Block, old: LayerCache, x: jax.Array, packet: _Packet, last: bool
+) -> tuple[jax.Array, jax.Array, _Packet, LayerCache, dict[str, jax.Array]]:
+    """A layer with a refresh: (output rows, their attention, packet for the layer above, new cache, trace fields)."""
+    policy, window, due = walk.policy, walk.window, walk.due
+    r, w = walk.size, policy.window
+    # Patch what the layer below recomputed.
+    before = restore(old.hidden, centroid_rows(old.clusters.centroids, old.clusters.labels), policy.quantization)
+    states = jnp.where(packet.chosen[..., None], packet.rows.astype(jnp.float32), before)
+    clusters = old.clusters._replace(centroids=moved(old.clusters, states - before))
+    rows = jnp.concatenate([x, states.astype(x.dtype)], axis=1)
+    q, k, v = layer.project(jnp.concatenate([rows, clusters.centroids.astype(x.dtype)], axis=1))
+    k_all, v_all = (_written(walk, to, new, packet.chosen) for to, new in ((old.k, k), (old.v, v)))
+    # Find the clusters whose attention moved most.
+    proxy = proxy_attention(q[:, r + w :], k_all, walk.valid)
+    moves = divergence(proxy, old.proxy)
+    if policy.kmeans == "paper":
+        moves = jnp.where(clusters.counts > 0, moves, -jnp.inf)
+    top = most_drifted(moves, policy.top(last))
+    member = jnp.pad(top, ((0, 0), (0, 1)))  # label K: a dead row
+    chosen = jnp.take_along_axis(member, clusters.labels, axis=1) & window.live & due[:, None]
+    # Compute the block and the window together; only chosen rows go on.
+    weights = attention_weights(q[:, : r + w], k_all, walk.positions, walk.canvas, walk.valid, walk.model.spec.rope_theta)
+    out = layer.finish(rows, mix(weights, v_all))
+    hidden = store(states, centroid_rows(clusters.centroids, clusters.labels), policy.quantization, walk.model.dtype)
+    hidden, clusters, proxy = kept(due, (hidden, clusters, proxy), (old.hidden, old.clusters, old.proxy))
+    record = {
+        "cluster_drift": jnp.where(due[:, None], moves, jnp.nan),
+        "cluster_selected": top & due[:, None],
+        "token_selected": spread(window, chosen, walk.canvas.shape[1], False),
+    }
+    return out[:, :r], weights, _Packet(out[:, r:], chosen), LayerCache(k_all, v_all, hidden, clusters, proxy), record
+
+
+def _written(walk: _Walk, cache: jax.Array, rows: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Keys or values [b, g, n, e] with those of the packet's rows, then of the block's."""
+    r = walk.size
+    cache = walk.window.write(cache, rows[:, r : r + walk.policy.window], chosen)
+    return walk.block.write(cache, rows[:, :r], walk.working)
+
+
+def _by_position(values: jax.Array, target: jax.Array, gen_length: int) -> jax.Array:
+    """Values f32 [b, B] of the block's positions as f32 [b, G], NaN elsewhere."""
+    empty = jnp.full((values.shape[0], gen_length), jnp.nan, jnp.float32)
+    return empty.at[jnp.arange(values.shape[0])[:, None], target].set(values, mode="drop")

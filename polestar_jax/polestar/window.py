@@ -1,0 +1,130 @@
+"""Which canvas columns a block's rows and its window's rows are, under static shapes.
+
+A block [s, e) has R = B + shift rows: with a logit shift, position s is read from the row before it. Its window is
+``prefix`` columns before s and ``suffix`` columns from e on (paper section 4.1); what the prompt's start or the canvas'
+end cuts off is there as a dead row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from polestar_jax.decode.state import DecodeState
+from polestar_jax.models.attention import by_head
+
+
+class Run(NamedTuple):
+    """Consecutive columns of each sequence: ``first`` i32 [b], which may lie outside the canvas, and ``live`` bool [b, r]."""
+
+    first: jax.Array
+    live: jax.Array
+
+    @property
+    def length(self) -> int:
+        return self.live.shape[1]
+
+    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
+        """``cache`` [b, g, n, e] with rows [b, r, g, e] written where they are live and ``where`` bool [b, r].
+
+        A slice is read, merged and updated in place: a scatter would have the whole cache transposed.
+        """
+        n, r = cache.shape[2], self.length
+        size = min(r, n)
+        start = jnp.clip(self.first, 0, n - size)
+        source = (start - self.first)[:, None] + jnp.arange(size)[None]  # the row of each column of the slice
+        known = (source >= 0) & (source < r)
+        source = jnp.clip(source, 0, r - 1)
+        merge = known & jnp.take_along_axis(self.live & where, source, axis=1)
+        rows = by_head(jnp.take_along_axis(rows, source[..., None, None], axis=1))
+        for i in range(cache.shape[0]):
+            at = (i, 0, start[i], 0)
+            old = lax.dynamic_slice(cache, at, (1, *rows.shape[1:]))
+            cache = lax.dynamic_update_slice(cache, jnp.where(merge[i, :, None], rows[i : i + 1], old), at)
+        return cache
+
+
+class Rows(NamedTuple):
+    """Some rows of each sequence, as runs one after the other.
+
+    Attributes:
+      runs: the runs.
+      columns: i32 [b, r], inside the canvas also where a row is dead.
+      live: bool [b, r].
+    """
+
+    runs: tuple[Run, ...]
+    columns: jax.Array
+    live: jax.Array
+
+    def take(self, canvas: jax.Array) -> jax.Array:
+        """These rows of an array [b, n, ...]."""
+        return canvas[jnp.arange(canvas.shape[0])[:, None], self.columns]
+
+    def put(self, canvas: jax.Array, values: jax.Array) -> jax.Array:
+        """``canvas`` [b, n] with the live rows' values [b, r] written."""
+        column = jnp.where(self.live, self.columns, canvas.shape[1])  # outside: dropped
+        return canvas.at[jnp.arange(canvas.shape[0])[:, None], column].set(values, mode="drop")
+
+    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
+        """``cache`` [b, g, n, e] with rows [b, r, g, e] written where they are live and ``where`` bool [b, r]."""
+        begin = 0
+        for run in self.runs:
+            end = begin + run.length
+            if run.length:
+                cache = run.write(cache, rows[:, begin:end], where[:, begin:end])
+            begin = end
+        return cache
+
+
+def _rows(runs: tuple[Run, ...], n: int) -> Rows:
+    columns = [run.first[:, None] + jnp.arange(run.length)[None] for run in runs]
+    columns = jnp.clip(jnp.concatenate(columns, axis=1), 0, n - 1)
+    return Rows(runs, columns, jnp.concatenate([run.live for run in runs], axis=1))
+
+
+def block_rows(state: DecodeState, capacity: int, shift: int) -> Rows:
+    """The rows [s - shift, e) of the span, r = capacity + shift."""
+    first = state.prompt_columns + state.span_start - shift
+    end = state.prompt_columns + state.span_end
+    live = first[:, None] + jnp.arange(capacity + shift)[None] < end[:, None]
+    return _rows((Run(first, live),), state.tokens.shape[1])
+
+
+def window_rows(state: DecodeState, prefix: int, suffix: int) -> Rows:
+    """The rows of the window, r = prefix + suffix: the live ones of the prefix come last in their part, those of the suffix
+    first in theirs."""
+    n = state.tokens.shape[1]
+    before = state.prompt_columns + state.span_start - prefix
+    after = state.prompt_columns + state.span_end
+    runs = (
+        Run(before, before[:, None] + jnp.arange(prefix)[None] >= state.pad[:, None]),
+        Run(after, after[:, None] + jnp.arange(suffix)[None] < n),
+    )
+    return _rows(runs, n)
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """The rows of both, in this order."""
+    columns, live = (jnp.concatenate(parts, axis=1) for parts in zip(first[1:], second[1:], strict=True))
+    return Rows(first.runs + second.runs, columns, live)
+
+
+def every_row(state: DecodeState) -> Rows:
+    """All columns of the canvas, padding included."""
+    b, n = state.tokens.shape
+    return _rows((Run(jnp.zeros(b, jnp.int32), jnp.ones((b, n), bool)),), n)
+
+
+def targets(state: DecodeState, capacity: int) -> jax.Array:
+    """The generated position that each of the span's first ``capacity`` rows scores, i32 [b, capacity]; G where none."""
+    position = state.span_start[:, None] + jnp.arange(capacity)[None]
+    return jnp.where(position < state.span_end[:, None], position, state.gen_length)
+
+
+def spread(window: Rows, values: jax.Array, columns: int, fill: int | bool) -> jax.Array:
+    """Values [b, r] of the window's live rows on the canvas, [b, columns], ``fill`` elsewhere."""
+    return window.put(jnp.full((values.shape[0], columns), fill, values.dtype), values)
