@@ -1,5 +1,6 @@
 """``python -m convert``."""
 
 from convert.cli import main
+from polestar_jax.cli.process import end_with
 
-raise SystemExit(main())
+end_with(main, "python -m convert")

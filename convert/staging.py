@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polestar_jax.errors import InputError, RunError
+from polestar_jax.unfinished import noted
 
 try:
     import fcntl
@@ -51,11 +52,12 @@ def staged(destination: str | Path) -> Iterator[Path]:
         lock = _open_locked(partial, final)
         try:
             _clear(partial)
-            yield partial
-            _check_free(final)
-            for path in (*(child for child in partial.iterdir() if child.is_file()), partial):
-                _sync(path)
-            os.rename(partial, final)
+            with noted(partial):
+                yield partial
+                _check_free(final)
+                for path in (*(child for child in partial.iterdir() if child.is_file()), partial):
+                    _sync(path)
+                os.rename(partial, final)
             with contextlib.suppress(OSError):  # it is complete under its name, whatever the parent's state on disk
                 _sync(final.parent)
         except BaseException:

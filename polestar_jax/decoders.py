@@ -156,12 +156,13 @@ def _decoder(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """A named method: how to build it, its settings, and where it comes from."""
+    """A named method: how to build it, its settings, what its presets change of them, and where it comes from."""
 
     build: Callable[..., Decoder]
     settings: dict[str, Setting]
     summary: str
     source: str
+    presets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 METHODS = {
@@ -182,5 +183,6 @@ METHODS = {
         settings=POLESTAR,
         summary="a cache refreshed, and tokens committed, where token representations drift",
         source="Polestar, arXiv 2607.14107",
+        presets={"paper": {}, "release": RELEASE},
     ),
 }

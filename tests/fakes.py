@@ -56,3 +56,11 @@ def table_for(tokens: list[int], confidences: list[float], vocab: int = 30, prom
         # The mask token is barred, so vocab - 2 others share the rest.
         table[prompt + i, token] = np.log(confidence / (1 - confidence) * (vocab - 2))
     return table
+
+
+def lively_model(spec: ModelSpec = SPEC, seed: int = 0) -> Denoiser:
+    """A small random denoiser whose rows heed each other: its answers vary, and its attention drifts."""
+    model = random_model(spec, seed=seed)
+    for layer in model.layers:
+        layer.qkv[...], layer.out[...] = 3 * layer.qkv[...], 3 * layer.out[...]
+    return model

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from polestar_jax.aot import inspect
+from polestar_jax.aot import inspect, traffic
 from polestar_jax.aot.targets import TARGETS
 
 
@@ -34,7 +34,8 @@ class Report:
       argument_bytes, output_bytes, alias_bytes, temp_bytes, host_temp_bytes: from the compiler's memory analysis;
         alias is the part of the output that reuses donated arguments, host_temp is pinned host memory.
       peak_bytes: the most device memory held at once, arguments included.
-      bytes_accessed: memory traffic of one run with every loop body counted once. Library and Pallas calls count 0.
+      bytes_moved: memory traffic of one run by :mod:`polestar_jax.aot.traffic`, with every loop body counted once.
+      bytes_accessed: the compiler's own count, where library and Pallas calls count 0 and a gather its whole operand.
       custom_call_bytes: operands and results of those calls, each counted once.
       flops: floating-point operations, loop bodies once, library and Pallas calls 0.
       custom_calls: library and Pallas calls in the program, by target.
@@ -54,6 +55,7 @@ class Report:
     temp_bytes: int
     host_temp_bytes: int
     peak_bytes: int
+    bytes_moved: int
     bytes_accessed: int
     custom_call_bytes: int
     flops: int
@@ -91,6 +93,7 @@ def compile_case(case: Case, target: str, *, dump: pathlib.Path, ptx: bool = Fal
         temp_bytes=memory.temp_size_in_bytes,
         host_temp_bytes=memory.host_temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
+        bytes_moved=traffic.bytes_moved(text),
         bytes_accessed=int(cost["bytes accessed"]),
         custom_call_bytes=inspect.custom_call_bytes(text),
         flops=int(cost["flops"]),

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         asked = [*messages, {"role": "user", "content": line.strip()}]
         try:
-            with process.interruptible():
-                answer = _answer(args, model, tokenizer, decoder, asked, turn)
+            answer = _answer(args, model, tokenizer, decoder, asked, turn)
         except InputError as error:  # too long by now, or a token that cannot be typed: the chat goes on
             print(f"polestar chat: {error} (/reset starts anew)", file=sys.stderr, flush=True)
             continue

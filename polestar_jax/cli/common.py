@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
+from polestar_jax import unfinished
 from polestar_jax.errors import InputError
-
-_unfinished: set[str] = set()  # files being written under their temporary names
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,8 +37,9 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_method_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--method", default="parallel", metavar="NAME", help="see `polestar methods` (default: parallel)"
+        "--method", default="polestar", metavar="NAME", help="see `polestar methods` (default: polestar)"
     )
+    parser.add_argument("--preset", metavar="NAME", help="of the method: polestar has paper (default) and release")
     parser.add_argument(
         "--set",
         action="append",
@@ -73,6 +73,10 @@ def build_decoder(args: argparse.Namespace) -> Any:
     values: dict[str, Any] = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     if args.stop_at_eos:
         values["stop_at_eos"] = True
+    if args.preset is not None:
+        if "preset" not in method.settings:
+            raise InputError(f"--preset {args.preset} is not accepted: method {args.method} has no presets")
+        values["preset"] = method.settings["preset"].parse("preset", args.preset)
     for text in args.settings:
         name, equals, value = text.partition("=")
         if not equals:
@@ -162,24 +166,15 @@ def replacing(path: str | pathlib.Path, mode: str = "w") -> Iterator[IO[Any]]:
             yield file
         return
     handle, name = _partial(target)
-    _unfinished.add(name)
-    try:
-        with os.fdopen(handle, mode, **options) as file:
-            yield file
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-    finally:
-        _unfinished.discard(name)
-
-
-def discard_unfinished() -> None:
-    """Remove the files that :func:`replacing` is writing; for a process that ends without unwinding."""
-    for name in tuple(_unfinished):
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    with unfinished.noted(name):
+        try:
+            with os.fdopen(handle, mode, **options) as file:
+                yield file
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
 
 
 def _partial(target: pathlib.Path) -> tuple[int, str]:

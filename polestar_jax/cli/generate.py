@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         from polestar_jax.decode.trace import Trace
 
         decoder = decoder.replace(trace=Trace())
-    target = common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout)
-    with process.interruptible(), target as out:
+    with common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout) as out:
         for entry, answer in zip(entries, _answers(args, model, tokenizer, decoder, entries, out), strict=True):
             if args.trace:
                 _write_trace(args.trace, answer.trace)

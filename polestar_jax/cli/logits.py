@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from polestar_jax.cli import common, process
+from polestar_jax.cli import common
 
 EXAMPLES = """example:
   polestar logits --prompt-ids 1,2,3 --out logits.npz
@@ -28,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
     ids = common.parse_ids(args.prompt_ids)
     common.check_outputs(out=args.out)
     model, _ = common.load_model(args)
-    with process.interruptible():
-        values = logits(model, ids)
+    values = logits(model, ids)
     with common.replacing(args.out, "wb") as file:
         np.savez(file, logits=values)
     if args.json:

@@ -19,6 +19,7 @@ VERBS = {
     "logits": ("polestar_jax.cli.logits", "one full forward, written as float32 logits"),
     "convert": ("polestar_jax.cli.convert", "Hugging Face directory to orbax directory, or back"),
     "verify": ("polestar_jax.cli.verify", "compare two models, tensor by tensor and by their logits"),
+    "bench": ("polestar_jax.cli.bench", "what methods cost on one model, side by side"),
     "methods": ("polestar_jax.cli.methods", "the decoding methods, their settings, defaults and sources"),
     "models": ("polestar_jax.cli.models", "the models there are, and what can be converted"),
     "train-tiny": ("polestar_jax.cli.train_tiny", "train the embedded model again from nothing"),
@@ -38,7 +39,7 @@ def command() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb; returns the exit status. An interrupt or a reader that left is the caller's to deal with."""
+    """Run a verb; returns the exit status. A reader that left (BrokenPipeError) is the caller's to deal with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in argv if not word.startswith("-")), None)
     try:
@@ -56,8 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RunError, OSError) as error:
         return _fail(verb, error, 1)
     except Exception as error:  # what jax raises on the device, out of memory included
-        if _interrupted(error):
-            raise KeyboardInterrupt from error
         if os.environ.get("POLESTAR_DEBUG"):
             raise
         return _fail(verb, f"{type(error).__name__}: {error} (POLESTAR_DEBUG=1 shows where)", 1)
@@ -74,15 +73,6 @@ def _parser(verb: str | None) -> Parser:
         if name == verb:
             importlib.import_module(module).add_arguments(sub)
     return parser
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt is at the bottom of it: one inside an import comes out as that import's failure."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _fail(verb: str | None, error: object, status: int) -> int:

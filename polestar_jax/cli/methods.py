@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from polestar_jax.cli import common
 
@@ -26,12 +27,17 @@ def run(args: argparse.Namespace) -> int:
             for key, setting in method.settings.items()
         }
         if args.json:
-            common.print_json(
-                {"method": name, "summary": method.summary, "source": method.source, "settings": settings}
-            )
+            about = {"method": name, "summary": method.summary, "source": method.source, "presets": method.presets}
+            common.print_json(about | {"settings": settings})
             continue
         print(f"{name}: {method.summary} ({method.source})")
         for key, about in settings.items():
-            default = str(about["default"]).lower() if about["default"] in (None, True, False) else about["default"]
-            print(f"  {key} = {default}  [{about['accepted']}]  {about['help']}")
+            print(f"  {key} = {_shown(about['default'])}  [{about['accepted']}]  {about['help']}")
+        for preset, changes in method.presets.items():
+            if changes:
+                print(f"  preset {preset}: {', '.join(f'{key} = {_shown(value)}' for key, value in changes.items())}")
     return 0
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

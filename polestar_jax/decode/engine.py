@@ -87,7 +87,7 @@ def _fresh(
 ) -> DecodeState:
     """The state of canvases nobody has worked on, without a cache."""
     b, gen_length = pad.shape[0], decoder.gen_length
-    span = _span(decoder, jnp.ones((b, gen_length), bool))
+    span = _span(decoder, jnp.broadcast_to(pad[:, None] >= 0, (b, gen_length)))  # all true, yet no constant to fold
     zero = jnp.zeros(b, jnp.int32)
     trace = None
     if decoder.trace:

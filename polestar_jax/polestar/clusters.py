@@ -22,7 +22,7 @@ class Clusters(NamedTuple):
     Attributes:
       centroids: f32 [b, K, d], the mean of each cluster's members.
       labels: i32 [b, w] cluster of each row; K for a dead row.
-      counts: f32 [b, K] number of members.
+      counts: f32 [b, K] number of members; -1 for a cluster of a part without rows, which does not exist.
     """
 
     centroids: jax.Array
@@ -32,11 +32,13 @@ class Clusters(NamedTuple):
 
 class _Parts(NamedTuple):
     """How clusters and rows are shared out: ``start`` i32 [b, K] the window slot each cluster starts from; ``allowed`` bool
-    [b, w, K] which clusters a row may join; ``single`` i32 [b, w] the cluster a row has to itself, -1 if none."""
+    [b, w, K] which clusters a row may join; ``single`` i32 [b, w] the cluster a row has to itself, -1 if none; ``absent``
+    bool [b, K] clusters of a part without rows."""
 
     start: jax.Array
     allowed: jax.Array
     single: jax.Array
+    absent: jax.Array
 
 
 def cluster(x: jax.Array, live: jax.Array, prefix: int, *, clusters: int, iterations: int, kind: str) -> Clusters:
@@ -69,7 +71,8 @@ def cluster(x: jax.Array, live: jax.Array, prefix: int, *, clusters: int, iterat
 
     b, w, _ = x.shape
     start = Clusters(first, jnp.full((b, w), clusters, jnp.int32), jnp.zeros((b, clusters), x.dtype))
-    return lax.fori_loop(0, iterations, round_, start)
+    found = lax.fori_loop(0, iterations, round_, start)
+    return found._replace(counts=jnp.where(parts.absent, -1.0, found.counts))
 
 
 def _share_out(live: jax.Array, prefix: int, clusters: int, kind: str) -> _Parts:
@@ -95,7 +98,7 @@ def _share_out(live: jax.Array, prefix: int, clusters: int, kind: str) -> _Parts
     offset = jnp.where(before, slot - (prefix - rows[0][:, None]), slot - prefix)
     single_part = jnp.where(before, rows[0][:, None] <= first, rows[1][:, None] <= clusters - first)
     single = jnp.where(single_part, offset + jnp.where(before, 0, first), -1)
-    return _Parts(jnp.clip(begin + nth, 0, w - 1), allowed, jnp.where(live, single, -1))
+    return _Parts(jnp.clip(begin + nth, 0, w - 1), allowed, jnp.where(live, single, -1), size == 0)
 
 
 def _normalised(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, kept
 from polestar_jax.models.attention import attention_weights, mix
@@ -138,14 +139,12 @@ def _refreshed(
     # Find the clusters whose attention moved most.
     proxy = proxy_attention(q[:, r + w :], k_all, walk.valid)
     moves = divergence(proxy, old.proxy)
-    if policy.kmeans == "paper":
-        moves = jnp.where(clusters.counts > 0, moves, -jnp.inf)
+    least = 1 if policy.kmeans == "paper" else 0  # the release ranks empty clusters too, but not those that do not exist
+    moves = jnp.where(clusters.counts >= least, moves, -jnp.inf)
     top = most_drifted(moves, policy.top(last))
     member = jnp.pad(top, ((0, 0), (0, 1)))  # label K: a dead row
     chosen = jnp.take_along_axis(member, clusters.labels, axis=1) & window.live & due[:, None]
-    # Compute the block and the window together; only chosen rows go on.
-    weights = attention_weights(q[:, : r + w], k_all, walk.positions, walk.canvas, walk.valid, walk.model.spec.rope_theta)
-    out = layer.finish(rows, mix(weights, v_all))
+    out, weights, recomputed = _computed(walk, layer, rows, q[:, : r + w], (k_all, v_all), chosen)
     hidden = store(states, centroid_rows(clusters.centroids, clusters.labels), policy.quantization, walk.model.dtype)
     hidden, clusters, proxy = kept(due, (hidden, clusters, proxy), (old.hidden, old.clusters, old.proxy))
     record = {
@@ -153,7 +152,39 @@ def _refreshed(
         "cluster_selected": top & due[:, None],
         "token_selected": spread(window, chosen, walk.canvas.shape[1], False),
     }
-    return out[:, :r], weights, _Packet(out[:, r:], chosen), LayerCache(k_all, v_all, hidden, clusters, proxy), record
+    return out, weights, _Packet(recomputed, chosen), LayerCache(k_all, v_all, hidden, clusters, proxy), record
+
+
+def _computed(
+    walk: _Walk, layer: Block, rows: jax.Array, q: jax.Array, cache: tuple[jax.Array, jax.Array], chosen: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The layer's output for the block's rows [b, R, d], their attention [b, h, R, n], and its output for the window's rows
+    [b, w, d], of which only the ``chosen`` count.
+
+    ``rows`` are the block's, then the window's. By default all are computed, in one product with the block's; with a
+    ``packet_capacity``, only as many as that where all chosen ones fit.
+    """
+    r, w, capacity = walk.size, walk.policy.window, walk.policy.packet_capacity
+    theta = walk.model.spec.rope_theta
+
+    def outputs(rows: jax.Array, q: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        weights = attention_weights(q, cache[0], positions, walk.canvas, walk.valid, theta)
+        out = layer.finish(rows, mix(weights, cache[1]))
+        return out[:, :r], weights[:, :, :r], out[:, r:]
+
+    if capacity is None or capacity == w:
+        return outputs(rows, q, walk.positions)
+    # Chosen rows first, each in its place among them.
+    slots = jnp.argsort(~chosen, axis=1, stable=True)[:, :capacity]
+    here = jnp.concatenate([jnp.broadcast_to(jnp.arange(r), (rows.shape[0], r)), r + slots], axis=1)
+
+    def packed() -> tuple[jax.Array, jax.Array, jax.Array]:
+        of = lambda array: array[jnp.arange(array.shape[0])[:, None], here]  # noqa: E731
+        out, weights, some = outputs(of(rows), of(q), of(walk.positions))
+        return out, weights, jnp.zeros_like(rows[:, r:]).at[jnp.arange(rows.shape[0])[:, None], slots].set(some)
+
+    fits = jnp.all(jnp.sum(chosen, axis=1) <= capacity)
+    return lax.cond(fits, packed, lambda: outputs(rows, q, walk.positions))
 
 
 def _written(walk: _Walk, cache: jax.Array, rows: jax.Array, chosen: jax.Array) -> jax.Array:

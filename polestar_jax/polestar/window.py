@@ -30,7 +30,7 @@ class Run(NamedTuple):
     def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
         """``cache`` [b, g, n, e] with rows [b, r, g, e] written where they are live and ``where`` bool [b, r].
 
-        A slice is read, merged and updated in place: a scatter would have the whole cache transposed.
+        A slice is read, merged and updated in place, sequence by sequence: a scatter would have the whole cache transposed.
         """
         n, r = cache.shape[2], self.length
         size = min(r, n)
@@ -40,11 +40,15 @@ class Run(NamedTuple):
         source = jnp.clip(source, 0, r - 1)
         merge = known & jnp.take_along_axis(self.live & where, source, axis=1)
         rows = by_head(jnp.take_along_axis(rows, source[..., None, None], axis=1))
-        for i in range(cache.shape[0]):
+
+        def merged(i: int | jax.Array, cache: jax.Array) -> jax.Array:
             at = (i, 0, start[i], 0)
             old = lax.dynamic_slice(cache, at, (1, *rows.shape[1:]))
-            cache = lax.dynamic_update_slice(cache, jnp.where(merge[i, :, None], rows[i : i + 1], old), at)
-        return cache
+            new = lax.dynamic_index_in_dim(rows, i, keepdims=True)
+            keep = lax.dynamic_index_in_dim(merge, i)[..., None, :, None]
+            return lax.dynamic_update_slice(cache, jnp.where(keep, new, old), at)
+
+        return merged(0, cache) if cache.shape[0] == 1 else lax.fori_loop(0, cache.shape[0], merged, cache)
 
 
 class Rows(NamedTuple):

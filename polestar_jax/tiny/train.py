@@ -42,22 +42,22 @@ class Recipe:
     """Hyper-parameters; ``steps`` counts optimiser steps, the last ``decay_steps`` of them with a falling rate, all from
     ``settle_from`` on at ``settled_rate`` of the first one."""
 
-    steps: int = 10000
-    decay_steps: int = 5000
+    steps: int = 22000
+    decay_steps: int = 9000
     warmup_steps: int = 100
     batch: int = 32
     seed: int = 0
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.01
-    settle_from: int = 3000
+    settle_from: int = 500
     settled_rate: float = 0.4
     ema: float = 0.998
     block_masks: float = 0.3
     hide_share: float = 0.5
-    adapt_from: int = 7500
-    long_share: float = 0.04
-    long_share_decay: float = 0.25
+    adapt_from: int = 14000
+    long_share: float = 0.06
+    long_share_decay: float = 0.3
 
     def rate(self, step: jax.Array) -> jax.Array:
         """Learning-rate factor in 0..1 at a step (zero-based)."""

@@ -14,7 +14,7 @@ import pytest
 from polestar_jax.cli import main
 
 LLADA = str(pathlib.Path(__file__).parents[1] / "data/checkpoints/llada")
-SMALL = ["--gen-length", "16", "--block-length", "8", "--cache-dir", "off"]
+SMALL = ["--gen-length", "16", "--block-length", "8", "--cache-dir", "off", "--method", "parallel"]
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -95,6 +95,26 @@ def test_trace_has_the_documented_arrays(capsys, tmp_path):
     assert trace["token_selected"].shape == (t, 3, 19) and trace["labels"].shape == (t, 3, 19)
 
 
+def test_polestar_is_the_default_and_its_trace_shows_clusters(capsys, tmp_path):
+    target = tmp_path / "trace.npz"
+    status, out, _ = run(
+        capsys, "generate", "--model", LLADA, "--prompt-ids", "1,2,3", "--json", "--trace", str(target), "--preset", "release",
+        "--set", "clusters=4", "--set", "top_clusters=2", *SMALL[:-2],
+    )  # fmt: skip
+    answer, trace = json.loads(out), np.load(target)
+    t, refreshes = answer["nfe"], answer["refreshes"]
+    assert status == 0 and answer["method"] == "polestar" and sum(answer["commits"].values()) == 16
+    assert answer["settings"]["preset"] == "release" and answer["settings"]["refresh_cumulative"] == 2
+    assert answer["full_forwards"] == 2 and (trace["kind"] <= 1).sum() == 2, "blocks 0 and 1 of 4 are entered fully"
+    assert refreshes == (trace["kind"] == 3).sum() > 0
+    assert trace["cluster_drift"].shape == trace["cluster_selected"].shape == (t, 3, 4)
+    assert trace["token_selected"].shape == trace["labels"].shape == (t, 3, 19)
+    assert (trace["cluster_selected"].sum((1, 2)) == np.where(trace["kind"] == 3, 5, 0)).all(), (
+        "2, 2 and 1 of the last layer"
+    )
+    assert not np.isnan(trace["drift"][trace["kind"] >= 2]).all(axis=1).any()
+
+
 def test_stream_ends_with_the_same_answer(capsys):
     common = ["generate", "--model", LLADA, "--prompt-ids", "1,2,3", "--json", *SMALL]
     whole = json.loads(run(capsys, *common)[1])
@@ -128,8 +148,10 @@ def test_logits_match_the_golden_through_the_command(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["generate", "--method", "magic"], "unknown method 'magic'; methods: vanilla, parallel"),
-        (["generate", "--set", "tau=1"], "method parallel has no setting 'tau'; it has: gen_length"),
+        (["generate", "--method", "magic"], "unknown method 'magic'; methods: vanilla, parallel, polestar"),
+        (["generate", "--set", "tau=1"], "method polestar has no setting 'tau'; it has: gen_length"),
+        (["generate", "--method", "parallel", "--preset", "paper"], "--preset paper is not accepted: method parallel"),
+        (["generate", "--preset", "best"], "setting preset=best is not accepted: paper | release"),
         (["generate", "--set", "threshold"], "--set threshold is not accepted: KEY=VALUE"),
         (["generate", "--set", "threshold=high"], "setting threshold=high is not accepted: a number"),
         (["generate", "--method", "vanilla", "--set", "order=best"], "low_confidence | maskgit_plus"),

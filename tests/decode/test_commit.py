@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl
 
 from polestar_jax import commit, decoders
 from polestar_jax.decode import engine
@@ -241,6 +242,13 @@ def test_b09_near_ties_are_reported():
     assert answer(table, decoders.parallel(gen_length=4)).stats.near_ties == 0.25
 
 
+def chi_square(counts, probabilities) -> float:
+    """Pearson's statistic of observed counts [k] under probabilities [k]."""
+    expected = np.sum(counts) * np.asarray(probabilities)
+    assert len(counts) == len(expected)
+    return float((((np.asarray(counts) - expected) ** 2) / expected).sum())
+
+
 class TestSampling:
     """B08: Gumbel sampling in float32."""
 
@@ -275,25 +283,64 @@ class TestSampling:
         other = self.scores(logits, jax.random.split(jax.random.key(1), 1), temperature=1.0).token
         assert not np.array_equal(a, other)
 
-    @pytest.mark.slow
-    def test_b08_chi_square_over_a_real_vocabulary(self):
-        """Half of 126464 ids share 99 % of the mass, the rest 1 %: 5,000 draws hit both classes as they should."""
-        v, draws, rows = 126_464, 5_000, 20
-        logits = np.where(np.arange(v) % 2 == 0, math.log(99.0), 0.0).astype(np.float32)
-        spec = dataclasses.replace(SPEC, vocab_size=v, mask_id=v - 1)
-        draw = jax.jit(
-            lambda keys: score_rows(
-                jnp.broadcast_to(logits, (1, rows, v)), Sampling(temperature=1.0, exclude_mask=False), spec, keys
-            ).token[0]
+    @pytest.mark.parametrize("bits", [0, 2**32 - 1])
+    def test_b08_extreme_random_bits_stay_finite(self, bits):
+        """B08, u = 0: with the same bits everywhere the noise is the same everywhere, and finite: the arg max is drawn."""
+        constant = define_prng_impl(
+            key_shape=(1,),
+            seed=lambda seed: jnp.zeros(1, jnp.uint32),
+            split=lambda key, shape: jnp.zeros((*shape, 1), jnp.uint32),
+            fold_in=lambda key, data: key,
+            random_bits=lambda key, width, shape: jnp.full(shape, bits, jnp.dtype(f"uint{width}")),
         )
-        tokens = np.concatenate([draw(jax.random.split(jax.random.key(i), 1)) for i in range(draws // rows)])
-        rare = int((tokens % 2 == 1).sum())
-        expected = draws / 100
-        chi = (rare - expected) ** 2 / expected + (rare - expected) ** 2 / (draws - expected)
-        assert chi < 10.83, f"{rare} rare draws, {expected} expected (p = 0.001)"
-        halves = np.histogram(tokens[tokens % 2 == 0], bins=8, range=(0, v))[0]
-        spread = ((halves - halves.mean()) ** 2 / halves.mean()).sum()
-        assert spread < 24.3, f"common class over eight ranges: {halves} (7 degrees of freedom, p = 0.001)"
+        logits = np.random.default_rng(0).normal(size=(6, 30))
+        logits[:, MASK] = -9
+        scores = self.scores(logits, jax.random.split(jax.random.key(0, impl=constant), 1), temperature=0.5)
+        np.testing.assert_array_equal(scores.token[0], logits.argmax(-1))
+
+    @pytest.mark.parametrize("vocab", [32_768, pytest.param(126_464, marks=pytest.mark.slow)])
+    def test_b08_chi_square_with_a_rare_class(self, vocab, monkeypatch):
+        """B08: 1 id in 64 is common, the others share 0.1 %: rarer, each, than the steps of a float32 uniform below 1."""
+        draws, gumbel = 20_000, jax.random.gumbel
+        common = np.arange(vocab) % 64 == 0
+        share = np.where(common, 0.999 / common.sum(), 0.001 / (~common).sum())
+        assert share[~common].max() < 2**-24
+        logits = jnp.asarray(np.log(share)[None, None], jnp.float32)
+        spec = dataclasses.replace(SPEC, vocab_size=vocab, mask_id=vocab - 1)
+
+        def draw(keys, always):
+            # The noise as a branch, which changes no number: folded into the arg max it would take five times as long.
+            branch = lambda *args, **kwargs: jax.lax.cond(  # noqa: E731
+                always, lambda: gumbel(*args, **kwargs), lambda: jnp.zeros(args[1])
+            )
+            monkeypatch.setattr(jax.random, "gumbel", branch)
+            sampling = Sampling(temperature=1.0, exclude_mask=False)
+            return jax.lax.map(lambda key: score_rows(logits, sampling, spec, key[None]).token[0, 0], keys)
+
+        keys = jax.random.split(jax.random.key(0), draws)
+        tokens = jax.jit(draw, compiler_options={"xla_backend_optimization_level": 3})(keys, True)
+        counts = np.bincount(np.asarray(tokens), minlength=vocab)
+        assert counts.sum() == draws
+        rare = counts[~common].sum()
+        chi = chi_square([draws - rare, rare], [0.999, 0.001])
+        assert chi < 10.83, f"{rare} rare draws, {draws // 1000} expected (1 degree of freedom, p = 0.001)"
+        ranges = counts[common].reshape(8, -1).sum(axis=1)
+        chi = chi_square(ranges, np.full(8, 1 / 8))
+        assert chi < 24.32, f"common ids over eight ranges: {ranges} (7 degrees of freedom, p = 0.001)"
+
+    def test_b08_the_decode_loop_draws_from_the_distribution(self):
+        """Under an order that does not look at what was drawn, what is committed follows softmax(logits / T)."""
+        probability, length = np.array([0.4, 0.2, 0.15, 0.1, 0.06, 0.05, 0.03, 0.01]), 32
+        table = np.full((4 + length, 30), -1e4)
+        table[:, 5:13] = 0.7 * np.log(probability)
+        decoder = decoders.vanilla(gen_length=length, steps=4, order="random", temperature=0.7)
+        model, prompts = TableModel(table), [PROMPT] * 64
+        state = engine.decode(model, decoder, engine.init_state(model, decoder, prompts))
+        tokens = np.asarray(state.generated)
+        assert int(state.passes) == 4 and len({tuple(row) for row in tokens}) == 64
+        for drawn in (tokens, tokens[np.asarray(state.committed_at) == 3]):  # also what the last of the passes drew
+            chi = chi_square(np.bincount(drawn.ravel() - 5, minlength=8), probability)
+            assert chi < 24.32, "7 degrees of freedom, p = 0.001"
 
     def test_confidence_is_that_of_the_plain_softmax_unless_filtered(self):
         logits = np.log(np.array([[0.7, 0.2, 0.1] + [1e-12] * 27]))

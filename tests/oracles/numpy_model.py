@@ -174,3 +174,40 @@ def logits(ref: Reference, tokens: np.ndarray, **options: object) -> np.ndarray:
     """Logits [n, v] of tokens [n], not shifted (row i as the head gives it); options as in hidden_states."""
     last = hidden_states(ref, tokens, **options)[-1]
     return rms_norm(last, ref.norm.astype(last.dtype), ref.eps) @ ref.head.astype(last.dtype).T
+
+
+def of_denoiser(model: object) -> Reference:
+    """The reference with the weights of a denoiser in memory: its fused arrays are taken apart again."""
+    spec = model.spec
+    layers = []
+    for block in model.layers:
+        qkv = np.asarray(block.qkv[...], np.float64)  # [d, g, h/g + 2, e]
+        d, queries = qkv.shape[0], qkv.shape[2] - 2
+        apart = {"q": qkv[:, :, :queries], "k": qkv[:, :, queries], "v": qkv[:, :, queries + 1]}
+        tensors = {name: part.reshape(d, -1).T for name, part in apart.items()}
+        if block.qkv_bias is not None:
+            bias = np.asarray(block.qkv_bias[...], np.float64)
+            apart = {"q": bias[:, :queries], "k": bias[:, queries], "v": bias[:, queries + 1]}
+            tensors |= {f"{name}_bias": part.reshape(-1) for name, part in apart.items()}
+        gate_up = np.asarray(block.gate_up[...], np.float64)
+        layers.append(
+            tensors
+            | {
+                "attn_norm": np.asarray(block.attn_norm.weight[...], np.float64),
+                "mlp_norm": np.asarray(block.mlp_norm.weight[...], np.float64),
+                "out": np.asarray(block.out[...], np.float64).reshape(-1, d).T,
+                "gate": gate_up[:, 0].T,
+                "up": gate_up[:, 1].T,
+                "down": np.asarray(block.down[...], np.float64).T,
+            }
+        )
+    return Reference(
+        embedding=np.asarray(model.embedding[...], np.float64),
+        norm=np.asarray(model.norm.weight[...], np.float64),
+        head=np.asarray(model.head[...], np.float64).T,
+        layers=tuple(layers),
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        theta=spec.rope_theta,
+        eps=spec.norm_eps,
+    )

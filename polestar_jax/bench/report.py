@@ -1,0 +1,169 @@
+"""What was measured, for people and for scripts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from polestar_jax.bench.measure import Kind, Measured
+from polestar_jax.models.denoiser import Denoiser
+from polestar_jax.spec import ModelSpec
+
+NOTES = (
+    "x first: tokens per second, all positions counted, against the first method. ms, bare: a pass (above, the loop's time",
+    "shared out; below, one called alone, the call included), and its products with the weights alone. overhead: share of the",
+    "time that is not those: attention, cache, scores, commits, the loop. rows: through q, k and v / the rest of a layer / the",
+    "head. floor: the weights that a pass must read; GB/s: those over its time; touched: what its compiled operations read and",
+    "write, by the compiler's count.",
+)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers hold for: processor, cores in use and in all, device, jax, and compiler flags if any are set."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    device = jax.devices()[0]
+    about = {
+        "cpu": _cpu(),
+        "cores": usable,
+        "cores_all": os.cpu_count(),
+        "device": device.device_kind,
+        "platform": device.platform,
+        "devices": jax.device_count(),
+        "jax": jax.__version__,
+    }
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    return about | ({"xla_flags": flags} if flags else {})
+
+
+def _cpu() -> str:
+    try:
+        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def sizes(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "family": spec.family, "layers": spec.n_layers, "d_model": spec.d_model, "heads": spec.n_heads,
+        "kv_heads": spec.n_kv_heads, "d_ff": spec.d_ff, "vocab": spec.vocab_size, "parameters": spec.parameters,
+    }  # fmt: skip
+
+
+def as_json(measured: Measured, first: Measured) -> dict[str, Any]:
+    """One method's numbers; times in seconds, or in milliseconds where the name says so, medians unless lists."""
+    m = measured
+    return {
+        "method": m.decoder.name,
+        "compile_seconds": m.compile_seconds,
+        "passes": m.passes,
+        "nfe": m.nfe,
+        "tokens": m.tokens,
+        "tokens_non_eos": m.tokens_non_eos,
+        "tpf": m.tokens_non_eos / m.nfe,
+        "tps": m.tokens_non_eos / m.median_seconds,
+        "tpf_all": m.tokens / m.nfe,
+        "tps_all": m.tps_all,
+        "speedup": m.tps_all / first.tps_all,
+        "seconds": m.median_seconds,
+        "seconds_each": list(m.seconds),
+        "ms_per_forward": m.ms,
+        "bare_ms_per_forward": m.bare_ms,
+        "overhead_share": m.overhead_share,
+        "peak_memory_bytes": m.peak_bytes,
+        "kinds": [_kind_json(kind) for kind in m.kinds],
+    }
+
+
+def _kind_json(kind: Kind) -> dict[str, Any]:
+    return {
+        "kind": kind.name,
+        "passes": kind.passes,
+        "samples": len(kind.seconds),
+        "compile_seconds": kind.compile_seconds,
+        "ms": kind.ms,
+        "bare_ms": kind.bare_ms,
+        "overhead_share": kind.overhead_share,
+        "rows": {
+            "embedded": kind.rows.embedded,
+            "projected": list(kind.rows.projected),
+            "finished": list(kind.rows.finished),
+            "scored": kind.rows.scored,
+        },
+        "floor_bytes": kind.weight_bytes,
+        "floor_bytes_per_second": kind.weight_bytes_per_second,
+        "bytes": kind.accessed_bytes,
+        "bytes_over_floor": None if kind.accessed_bytes is None else kind.accessed_bytes / kind.weight_bytes,
+    }
+
+
+def table(results: Sequence[Measured], model: Denoiser, run: dict[str, Any]) -> str:
+    """The report for people; ``run`` as in the JSON objects: model, sizes of the run, repeats."""
+    about, shape = machine(), sizes(model.spec)
+    flags = f", XLA_FLAGS={about['xla_flags']}" if "xla_flags" in about else ""
+    lines = [
+        f"machine: {about['cpu']}, {about['cores']} of {about['cores_all']} cores; {about['platform']} {about['device']} "
+        f"x {about['devices']}; jax {about['jax']}{flags}",
+        f"model: {run['model']}, {shape['family']}, {shape['layers']} layers, d {shape['d_model']}, vocabulary "
+        f"{shape['vocab']}, {shape['parameters'] / 1e6:,.1f} M parameters, {model.dtype}",
+        f"run: batch {run['batch_size']}, prompt {run['prompt_length']}, gen {run['gen_length']}, block {run['block_length']}; "
+        f"medians of {run['repeats']} repeats, interleaved",
+        "",
+        *_aligned([_METHOD, *(_method_row(m, results[0]) for m in results)], left=1),
+        "",
+        *_aligned([_PASS, *(_kind_row(m, kind) for m in results for kind in m.kinds)], left=2),
+        "",
+        *NOTES,
+    ]
+    return "\n".join(lines)
+
+
+_METHOD = "method|tokens|passes|NFE|TPF|TPS|x first|ms|bare|overhead|peak MiB|compile s".split("|")
+_PASS = "method|pass|count|ms|bare|overhead|rows|floor MiB|GB/s|touched/floor|compile s".split("|")
+
+
+def _method_row(m: Measured, first: Measured) -> list[str]:
+    row = as_json(m, first)
+    return [
+        row["method"], str(row["tokens_non_eos"]), str(row["passes"]), str(row["nfe"]), f"{row['tpf']:.2f}",
+        f"{row['tps']:.2f}", f"{row['speedup']:.2f}", f"{row['ms_per_forward']:.3f}", f"{row['bare_ms_per_forward']:.3f}",
+        f"{row['overhead_share']:.1%}", _mebibytes(row["peak_memory_bytes"]), f"{row['compile_seconds']:.1f}",
+    ]  # fmt: skip
+
+
+def _kind_row(m: Measured, kind: Kind) -> list[str]:
+    row = _kind_json(kind)
+    through = "/".join(_range(values) for values in (kind.rows.projected, kind.rows.finished, (kind.rows.scored,)))
+    over = "-" if row["bytes_over_floor"] is None else f"{row['bytes_over_floor']:.1f}"
+    return [
+        m.decoder.name, row["kind"], str(row["passes"]), f"{row['ms']:.3f}", f"{row['bare_ms']:.3f}",
+        f"{row['overhead_share']:.1%}", through, _mebibytes(row["floor_bytes"]),
+        f"{row['floor_bytes_per_second'] / 1e9:.2f}", over, f"{row['compile_seconds']:.1f}",
+    ]  # fmt: skip
+
+
+def _range(rows: Sequence[int]) -> str:
+    return str(min(rows)) if min(rows) == max(rows) else f"{min(rows)}-{max(rows)}"
+
+
+def _mebibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**20:.1f}"
+
+
+def _aligned(rows: list[list[str]], *, left: int) -> list[str]:
+    """Rows as lines; the first ``left`` columns are words, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,173 @@
+"""``polestar bench``: what methods cost on one model, side by side in one run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from typing import Any
+
+from polestar_jax.cli import common, process
+from polestar_jax.errors import InputError
+
+EXAMPLES = """examples:
+  polestar bench --random mid --methods vanilla,parallel,polestar
+  polestar bench --random layers=4,d_model=256 --methods polestar --set clusters=16 --set polestar.refresh_step=1
+  polestar bench --model path/to/LLaDA-8B-Instruct --methods parallel,polestar --dtype bfloat16 --json
+Prompts are random tokens: times hold for any text, the number of passes does not.
+sizes of --random and their defaults, which are those of mid:
+"""
+NUMBERS = {"prompt_length": (1, 2**17), "gen_length": (1, 2**17), "batch_size": (1, 4096), "repeats": (1, 1000)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from polestar_jax.bench.sizes import SIZES
+
+    parser.epilog = EXAMPLES + "".join(
+        f"  {name} = {'none' if size.default is None else size.default}  [{size.accepted}]  {size.help}\n"
+        for name, size in SIZES.items()
+    )
+    parser.add_argument(
+        "--methods",
+        default="vanilla,parallel,polestar",
+        metavar="A,B",
+        help="see `polestar methods` (default: %(default)s)",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="M", help="tiny (default), a Hugging Face directory, or a converted one")
+    which.add_argument(
+        "--random", metavar="SIZES", help="a random model instead: mid, or SIZE=VALUE,... over the sizes of mid"
+    )
+    parser.add_argument(
+        "--dtype", choices=common.DTYPES,
+        help="of the weights; default: float32 on a CPU; elsewhere as stored, bfloat16 for a random model",
+    )  # fmt: skip
+    parser.add_argument("--prompt-length", type=int, default=128, metavar="N", help="tokens (default: 128)")
+    parser.add_argument("--gen-length", type=int, default=128, metavar="N", help="generated positions (default: 128)")
+    parser.add_argument(
+        "--block-length", type=int, metavar="N", help="of a block (default: 32, or gen-length below 32)"
+    )
+    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians of this many (default: 5)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="[METHOD.]KEY=VALUE", dest="settings",
+        help="a setting of one method, or of all that have it; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, prompts and samples (default: 0)")
+    parser.add_argument(
+        "--cache-dir",
+        default="off",
+        metavar="DIR|off",
+        help="compilation cache; default: off, for compile times are measured",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a method")
+    parser.add_argument("--output", metavar="F", help="write the report there instead of standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from polestar_jax.bench import measure, models, report
+    from polestar_jax.bench.sizes import parse_sizes
+
+    for name, (low, high) in NUMBERS.items():
+        value = getattr(args, name)
+        if not low <= value <= high:
+            raise InputError(f"--{name.replace('_', '-')} {value} is not accepted: a whole number in {low}..{high}")
+    if not 0 <= args.seed < 2**32:
+        raise InputError(f"--seed {args.seed} is not accepted: a whole number in 0..{2**32 - 1}")
+    sizes = None if args.random is None else parse_sizes(args.random)
+    decoders = build_decoders(args)
+    common.check_outputs(output=args.output)
+    if not args.output and process.output_is_closed():
+        raise InputError("standard output is closed; name a file with --output")
+    model = _model(args, sizes)
+    spec = model.spec
+    if args.prompt_length + args.gen_length > spec.max_length:
+        raise InputError(
+            f"--prompt-length {args.prompt_length} and --gen-length {args.gen_length} make "
+            f"{args.prompt_length + args.gen_length}, more than the model's max_length {spec.max_length}"
+        )
+    prompts = models.random_prompts(spec, args.batch_size, args.prompt_length, seed=args.seed)
+    target = common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout)
+    with target as out:
+        progress = lambda what: print(what, file=sys.stderr, flush=True)  # noqa: E731
+        results = measure.bench(model, decoders, prompts, repeats=args.repeats, seed=args.seed, on_progress=progress)
+        about = {
+            "model": args.model or ("tiny" if sizes is None else "random"),
+            "sizes": report.sizes(spec),
+            "dtype": str(model.dtype),
+            "block_length": decoders[0].settings()["block_length"],
+            **{name: getattr(args, name) for name in ("batch_size", "prompt_length", "gen_length", "repeats", "seed")},
+        }
+        if args.json:
+            tail = about | {"machine": report.machine(), "versions": common.versions()}
+            for each in results:
+                common.print_json(report.as_json(each, results[0]) | {"settings": each.decoder.settings()} | tail, out)
+        else:
+            print(report.table(results, model, about), file=out, flush=True)
+    return 0
+
+
+def build_decoders(args: argparse.Namespace) -> list[Any]:
+    """The decoders of ``--methods`` with ``--set``; InputError names what is wrong and what is accepted."""
+    from polestar_jax.decoders import METHODS
+
+    names = args.methods.split(",")
+    for i, name in enumerate(names):
+        if name not in METHODS:
+            raise InputError(f"unknown method {name!r}; methods: {', '.join(METHODS)}")
+        if name in names[:i]:
+            raise InputError(f"--methods {args.methods}: {name} is given twice")
+    lengths = {"gen_length": args.gen_length}
+    if args.block_length is not None:
+        lengths["block_length"] = args.block_length
+    general, own = _settings(args.settings, names)
+    decoders = []
+    for name in names:
+        known = METHODS[name].settings
+        given = {key: known[key].parse(key, text) for key, text in (general | own[name]).items() if key in known}
+        decoders.append(METHODS[name].build(**lengths, **given))
+    return decoders
+
+
+def _settings(texts: list[str], names: list[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The texts of ``--set`` by key: those for every method that has the key, and those of one method."""
+    from polestar_jax.decoders import METHODS
+
+    general: dict[str, str] = {}
+    own: dict[str, dict[str, str]] = {name: {} for name in names}
+    for text in texts:
+        where, equals, value = text.partition("=")
+        method, dot, key = where.rpartition(".")
+        if not equals:
+            raise InputError(f"--set {text} is not accepted: KEY=VALUE or METHOD.KEY=VALUE")
+        if dot and method not in own:
+            raise InputError(f"--set {text}: {method!r} is none of the methods {', '.join(names)}")
+        if key in ("gen_length", "block_length"):
+            raise InputError(
+                f"--set {text} is not accepted: it is the same for all methods; use --{key.replace('_', '-')}"
+            )
+        having = [name for name in ([method] if dot else names) if key in METHODS[name].settings]
+        if not having:
+            known = {key for name in ([method] if dot else names) for key in METHODS[name].settings}
+            raise InputError(
+                f"no setting {key!r} in {method if dot else ', '.join(names)}; there is: {', '.join(sorted(known))}"
+            )
+        place = own[method] if dot else general
+        if place.get(key, value) != value:
+            raise InputError(f"setting {where} is given twice: {place[key]} and {value}")
+        place[key] = value
+    return general, own
+
+
+def _model(args: argparse.Namespace, sizes: dict[str, Any] | None) -> Any:
+    import jax
+
+    from polestar_jax import compilation_cache
+    from polestar_jax.bench import models
+
+    if sizes is None:
+        args.model = args.model or "tiny"
+        return common.load_model(args)[0]
+    compilation_cache.enable(args.cache_dir)
+    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    return models.random_model(sizes, seed=args.seed, dtype=dtype)
