@@ -1,21 +1,27 @@
 """How many rows a pass puts through each weight, and how many bytes of weights that reads.
 
-Found out by running a cache policy's forward pass on shapes alone, with a denoiser that notes what comes through its seams:
-so every policy can be counted, and none has to say so itself. A plan is a static layout of rows; of a conditional, all
-branches would be counted.
+Found out by tracing a cache policy's forward pass on shapes alone, with a denoiser that marks what comes through its seams: so
+every policy can be counted, and none has to say so itself. Of a conditional the branch with the fewest rows is counted, what
+the pass needs where that is enough; a loop's body once.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from polestar_jax.decode import engine
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.state import DecodeState
 from polestar_jax.models.denoiser import QKV, Block, Denoiser
+
+_MARK = "rows through "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,13 +43,15 @@ class Rows:
 
 def count_rows(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -> Rows:
     """The rows of a pass by the plan of this name on states like ``state``."""
-    counted = _Counted(model)
-    jax.eval_shape(lambda state: engine._forward(counted, decoder, state, plan), state)
+    marked = _Marked(model)
+    traced = jax.make_jaxpr(lambda state: engine._forward(marked, decoder, state, plan))(state)
+    found = _count(traced.jaxpr)
+    layers = range(model.spec.n_layers)
     return Rows(
-        embedded=counted.embedded,
-        projected=tuple(layer.projected for layer in counted.layers),
-        finished=tuple(layer.finished for layer in counted.layers),
-        scored=counted.scored,
+        embedded=found["embed"],
+        projected=tuple(found[f"project {i}"] for i in layers),
+        finished=tuple(found[f"finish {i}"] for i in layers),
+        scored=found["logits"],
     )
 
 
@@ -54,45 +62,65 @@ def weight_bytes(model: Denoiser, rows: Rows) -> int:
     return every + (rows.embedded - table.shape[0]) * table.shape[1] * table.dtype.itemsize
 
 
-class _CountedLayer:
-    """A layer that notes its rows."""
+def _count(jaxpr: Jaxpr) -> collections.Counter[str]:
+    """Rows by what they were marked with."""
+    found: collections.Counter[str] = collections.Counter()
+    for equation in jaxpr.eqns:
+        if str(equation.params.get("name")).startswith(_MARK):
+            b, r = equation.outvars[0].aval.shape[:2]
+            found[equation.params["name"].removeprefix(_MARK)] += b * r
+        parts = [_count(inner) for inner in _inside(equation.params)]
+        if equation.primitive.name == "cond":
+            parts = [min(parts, key=collections.Counter.total)]
+        for part in parts:
+            found.update(part)
+    return found
 
-    def __init__(self, layer: Block):
-        self.layer, self.projected, self.finished = layer, 0, 0
+
+def _inside(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    for value in params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(inner, ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, Jaxpr):
+                yield inner
+
+
+def _mark(x: jax.Array, what: str) -> jax.Array:
+    return checkpoint_name(x, _MARK + what)
+
+
+class _MarkedLayer:
+    """A layer that marks its rows."""
+
+    def __init__(self, layer: Block, index: int):
+        self.layer, self.index = layer, index
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.layer, name)
 
     def project(self, x: jax.Array) -> QKV:
-        self.projected += _rows(x)
-        return self.layer.project(x)
+        return self.layer.project(_mark(x, f"project {self.index}"))
 
     def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
-        self.finished += _rows(x)
-        return self.layer.finish(x, heads)
+        return self.layer.finish(_mark(x, f"finish {self.index}"), heads)
 
 
-class _Counted:
-    """A denoiser that notes its rows."""
+class _Marked:
+    """A denoiser that marks its rows."""
 
     def __init__(self, model: Denoiser):
-        self.model, self.embedded, self.scored = model, 0, 0
-        self.layers = [_CountedLayer(layer) for layer in model.layers]
+        self.model = model
+        self.layers = [_MarkedLayer(layer, i) for i, layer in enumerate(model.layers)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        self.embedded += _rows(tokens)
-        return self.model.embed(tokens)
+        return _mark(self.model.embed(tokens), "embed")
 
     def logits(self, x: jax.Array) -> jax.Array:
-        self.scored += _rows(x)
-        return self.model.logits(x)
+        return self.model.logits(_mark(x, "logits"))
 
     def __call__(self, *inputs: Any) -> jax.Array:
         return Denoiser.__call__(self, *inputs)
-
-
-def _rows(x: jax.Array) -> int:
-    return x.shape[0] * x.shape[1]

@@ -15,7 +15,7 @@ SIZES = {
     "heads": Setting(type=int, default=8, low=1, high=2**10, help="query heads"),
     "kv_heads": Setting(type=int, default=None, low=1, high=2**10, help="key/value heads; none: as many as query heads"),
     "d_ff": Setting(type=int, default=None, low=1, high=2**18, help="width of the MLP; none: 3 d_model, as in LLaDA"),
-    "vocab": Setting(type=int, default=8192, low=8, high=2**20, help="vocabulary"),
+    "vocab": Setting(type=int, default=8192, low=8, high=999_999, help="vocabulary"),
     "family": Setting(type=str, default="llada", choices=("llada", "dream"), help="whose forward pass"),
 }  # fmt: skip
 MID = "mid"

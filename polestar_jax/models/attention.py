@@ -1,8 +1,8 @@
 """Attention of some rows over given keys and values, with half-split rotary embedding.
 
 Keys are cached before rotation and rotated where they are used: the drift proxy compares content without positions
-(paper section 4.1), and a cached key never depends on where padding puts its column. Keys and values lie head by head,
-[b, g, n, e], so that the products read them as they are.
+(paper section 4.1), and a cached key never depends on where padding puts its column. Keys lie as [b, g, n, e] and values as
+[b, g, e, n]: what a product sums over comes last, so that it reads them as they are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attend(
     """Softmax attention of rows over keys; grouped query heads share a key/value head.
 
     Args:
-      q: [b, r, h, e], unrotated; k, v: [b, g, n, e], keys unrotated.
+      q: [b, r, h, e], unrotated; k: [b, g, n, e], unrotated; v: [b, g, e, n].
       q_positions: i32 [b, r]; k_positions: i32 [b, n].
       valid: bool [b, n] keys that exist, or [b, r, n], or None for all. A row with no valid key returns a finite mean.
       theta: rotary base.
@@ -65,13 +65,18 @@ def attend(
 
 
 def mix(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Values v [b, g, n, e] mixed by weights f32 [b, h, r, n]: [b, r, h, e] in v's dtype."""
+    """Values v [b, g, e, n] mixed by weights f32 [b, h, r, n]: [b, r, h, e] in v's dtype."""
     b, h, r, n = weights.shape
     g = v.shape[1]
     weights = weights.astype(v.dtype).reshape(b, g, h // g, r, n)
-    return jnp.einsum("bgqrn,bgne->brgqe", weights, v).reshape(b, r, h, v.shape[-1])
+    return jnp.einsum("bgqrn,bgen->brgqe", weights, v).reshape(b, r, h, v.shape[2])
 
 
-def by_head(rows: jax.Array) -> jax.Array:
-    """Keys or values of rows [b, r, g, e] as [b, g, r, e]."""
-    return jnp.swapaxes(rows, 1, 2)
+def as_keys(rows: jax.Array) -> jax.Array:
+    """Keys of rows [b, r, g, e] as [b, g, r, e]."""
+    return jnp.moveaxis(rows, 1, 2)
+
+
+def as_values(rows: jax.Array) -> jax.Array:
+    """Values of rows [b, r, g, e] as [b, g, e, r]."""
+    return jnp.moveaxis(rows, 1, 3)

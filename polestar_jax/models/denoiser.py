@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from polestar_jax.models.attention import attend, by_head
+from polestar_jax.models.attention import as_keys, as_values, attend
 from polestar_jax.spec import ModelSpec
 
 
@@ -114,5 +114,5 @@ class Denoiser(nnx.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             q, k, v = layer.project(x)
-            x = layer.finish(x, attend(q, by_head(k), by_head(v), positions, positions, valid, self.spec.rope_theta))
+            x = layer.finish(x, attend(q, as_keys(k), as_values(v), positions, positions, valid, self.spec.rope_theta))
         return x

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass, kept
-from polestar_jax.models.attention import attend, attention_weights, by_head
+from polestar_jax.models.attention import as_keys, as_values, attend, attention_weights
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.polestar.clusters import centroid_rows, cluster
 from polestar_jax.polestar.drift import proxy_attention
 from polestar_jax.polestar.residuals import store
 from polestar_jax.polestar.state import LayerCache, PolestarState
-from polestar_jax.polestar.window import block_rows, every_row, joined, spread, targets, window_rows
+from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, targets, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache
@@ -46,9 +46,9 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
         q, k, v = layer.project(jnp.concatenate([x, found.centroids.astype(x.dtype)], axis=1))
         r = x.shape[1]
         if full:
-            k, v = kept(active, (by_head(k[:, :r]), by_head(v[:, :r])), (old.k, old.v))
+            k, v = kept(active, (as_keys(k[:, :r]), as_values(v[:, :r])), (old.k, old.v))
         else:
-            k, v = (rows.write(to, new[:, :r], written) for to, new in ((old.k, k), (old.v, v)))
+            k, v = rows.write(old.k, k[:, :r], written, KEYS), rows.write(old.v, v[:, :r], written, VALUES)
         proxy = proxy_attention(q[:, r:], k, valid)
         hidden, found, proxy = kept(active, (hidden, found, proxy), (old.hidden, old.clusters, old.proxy))
         layers.append(LayerCache(k, v, hidden, found, proxy))

@@ -20,7 +20,7 @@ class LayerCache(NamedTuple):
     """One layer's part.
 
     Attributes:
-      k, v: [b, g, n, e] in the model's dtype, keys before rotation: of every canvas column.
+      k: [b, g, n, e], v: [b, g, e, n] in the model's dtype, keys before rotation: of every canvas column.
       hidden: the states that enter the layer for window rows [b, w, d], see :class:`Stored`.
       clusters: of those states, see :class:`Clusters`; the centroids follow their members at refreshes.
       proxy: f32 [b, h, K, n], the centroids' attention at the last refresh or block entry.
@@ -53,7 +53,8 @@ def empty(
     """Zeros everywhere: a block entry fills everything before it is read."""
 
     def layer() -> LayerCache:
-        kv = lambda: jnp.zeros((batch, spec.n_kv_heads, columns, spec.head_dim), dtype)  # noqa: E731 -- one array each
+        k = jnp.zeros((batch, spec.n_kv_heads, columns, spec.head_dim), dtype)
+        v = jnp.zeros((batch, spec.n_kv_heads, spec.head_dim, columns), dtype)
         rows = jnp.zeros((batch, window, spec.d_model), jnp.float32)
         found = Clusters(
             jnp.zeros((batch, clusters, spec.d_model), jnp.float32),
@@ -61,7 +62,7 @@ def empty(
             jnp.zeros((batch, clusters), jnp.float32),
         )
         proxy = jnp.zeros((batch, spec.n_heads, clusters, columns), jnp.float32)
-        return LayerCache(kv(), kv(), store(rows, rows, form, dtype), found, proxy)
+        return LayerCache(k, v, store(rows, rows, form, dtype), found, proxy)
 
     attention = jnp.zeros((batch, spec.n_heads, block, columns), jnp.float32)
     layers = tuple(layer() for _ in range(spec.n_layers))

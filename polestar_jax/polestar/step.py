@@ -21,7 +21,7 @@ from polestar_jax.polestar.clusters import centroid_rows, moved
 from polestar_jax.polestar.drift import divergence, most_drifted, proxy_attention
 from polestar_jax.polestar.residuals import restore, store
 from polestar_jax.polestar.state import LayerCache, PolestarState
-from polestar_jax.polestar.window import Rows, block_rows, spread, targets, window_rows
+from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, targets, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache
@@ -118,7 +118,8 @@ def _first_packet(walk: _Walk, state: DecodeState) -> _Packet:
 def _stepped(walk: _Walk, layer: Block, old: LayerCache, x: jax.Array) -> tuple[jax.Array, jax.Array, LayerCache]:
     """A layer without a refresh: (output rows, their attention, new cache)."""
     q, k, v = layer.project(x)
-    k, v = (walk.block.write(to, new, walk.working) for to, new in ((old.k, k), (old.v, v)))
+    k = walk.block.write(old.k, k, walk.working, KEYS)
+    v = walk.block.write(old.v, v, walk.working, VALUES)
     weights = attention_weights(q, k, walk.positions[:, : walk.size], walk.canvas, walk.valid, walk.model.spec.rope_theta)
     return layer.finish(x, mix(weights, v)), weights, old._replace(k=k, v=v)
 
@@ -135,7 +136,8 @@ def _refreshed(
     clusters = old.clusters._replace(centroids=moved(old.clusters, states - before))
     rows = jnp.concatenate([x, states.astype(x.dtype)], axis=1)
     q, k, v = layer.project(jnp.concatenate([rows, clusters.centroids.astype(x.dtype)], axis=1))
-    k_all, v_all = (_written(walk, to, new, packet.chosen) for to, new in ((old.k, k), (old.v, v)))
+    k_all = _written(walk, old.k, k, packet.chosen, KEYS)
+    v_all = _written(walk, old.v, v, packet.chosen, VALUES)
     # Find the clusters whose attention moved most.
     proxy = proxy_attention(q[:, r + w :], k_all, walk.valid)
     moves = divergence(proxy, old.proxy)
@@ -187,11 +189,11 @@ def _computed(
     return lax.cond(fits, packed, lambda: outputs(rows, q, walk.positions))
 
 
-def _written(walk: _Walk, cache: jax.Array, rows: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Keys or values [b, g, n, e] with those of the packet's rows, then of the block's."""
+def _written(walk: _Walk, cache: jax.Array, rows: jax.Array, chosen: jax.Array, axis: int) -> jax.Array:
+    """Cached keys or values with those of the packet's rows, then of the block's."""
     r = walk.size
-    cache = walk.window.write(cache, rows[:, r : r + walk.policy.window], chosen)
-    return walk.block.write(cache, rows[:, :r], walk.working)
+    cache = walk.window.write(cache, rows[:, r : r + walk.policy.window], chosen, axis)
+    return walk.block.write(cache, rows[:, :r], walk.working, axis)
 
 
 def _by_position(values: jax.Array, target: jax.Array, gen_length: int) -> jax.Array:

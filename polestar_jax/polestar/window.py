@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from polestar_jax.decode.state import DecodeState
-from polestar_jax.models.attention import by_head
+
+KEYS, VALUES = 2, 3  # the axis of the columns in cached keys and values
 
 
 class Run(NamedTuple):
@@ -27,25 +28,26 @@ class Run(NamedTuple):
     def length(self) -> int:
         return self.live.shape[1]
 
-    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
-        """``cache`` [b, g, n, e] with rows [b, r, g, e] written where they are live and ``where`` bool [b, r].
+    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array, axis: int) -> jax.Array:
+        """``cache`` with rows [b, r, g, e] written where they are live and ``where`` bool [b, r]; ``axis`` says which of its
+        axes is that of the columns: KEYS [b, g, n, e] or VALUES [b, g, e, n].
 
         A slice is read, merged and updated in place, sequence by sequence: a scatter would have the whole cache transposed.
         """
-        n, r = cache.shape[2], self.length
+        n, r = cache.shape[axis], self.length
         size = min(r, n)
         start = jnp.clip(self.first, 0, n - size)
         source = (start - self.first)[:, None] + jnp.arange(size)[None]  # the row of each column of the slice
         known = (source >= 0) & (source < r)
         source = jnp.clip(source, 0, r - 1)
         merge = known & jnp.take_along_axis(self.live & where, source, axis=1)
-        rows = by_head(jnp.take_along_axis(rows, source[..., None, None], axis=1))
+        rows = jnp.moveaxis(jnp.take_along_axis(rows, source[..., None, None], axis=1), 1, axis)
 
         def merged(i: int | jax.Array, cache: jax.Array) -> jax.Array:
-            at = (i, 0, start[i], 0)
+            at = (i, 0, start[i], 0) if axis == KEYS else (i, 0, 0, start[i])
             old = lax.dynamic_slice(cache, at, (1, *rows.shape[1:]))
             new = lax.dynamic_index_in_dim(rows, i, keepdims=True)
-            keep = lax.dynamic_index_in_dim(merge, i)[..., None, :, None]
+            keep = jnp.expand_dims(lax.dynamic_index_in_dim(merge, i), (1, 5 - axis))
             return lax.dynamic_update_slice(cache, jnp.where(keep, new, old), at)
 
         return merged(0, cache) if cache.shape[0] == 1 else lax.fori_loop(0, cache.shape[0], merged, cache)
@@ -73,13 +75,13 @@ class Rows(NamedTuple):
         column = jnp.where(self.live, self.columns, canvas.shape[1])  # outside: dropped
         return canvas.at[jnp.arange(canvas.shape[0])[:, None], column].set(values, mode="drop")
 
-    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
-        """``cache`` [b, g, n, e] with rows [b, r, g, e] written where they are live and ``where`` bool [b, r]."""
+    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array, axis: int) -> jax.Array:
+        """``cache`` with rows [b, r, g, e] written where they are live and ``where`` bool [b, r]; see :meth:`Run.write`."""
         begin = 0
         for run in self.runs:
             end = begin + run.length
             if run.length:
-                cache = run.write(cache, rows[:, begin:end], where[:, begin:end])
+                cache = run.write(cache, rows[:, begin:end], where[:, begin:end], axis)
             begin = end
         return cache
 

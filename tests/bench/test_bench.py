@@ -125,6 +125,13 @@ def test_rows_are_those_of_the_plan(family, shift, batch, guidance, layers):
             assert rows == expect
 
 
+def test_of_a_conditional_the_fewest_rows_count():
+    model = random_model()
+    decoder = decoders.polestar(gen_length=16, block_length=8, packet_capacity=5)
+    rows = count_rows(model, decoder, engine.init_state(model, decoder, [1, 2, 3]), "refresh step")
+    assert rows.projected == (8 + 24 + 8,) * 2 and rows.finished == (8 + 5,) * 2
+
+
 def test_a_refresh_without_suffix_commits_scores_the_block_alone():
     model = random_model(ONE_LAYER)
     decoder = decoders.polestar(gen_length=16, block_length=8, suffix_commit=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polestar_jax.polestar import clusters, drift, residuals
-from polestar_jax.polestar.window import Run
+from polestar_jax.polestar.window import KEYS, VALUES, Run
 from tests.oracles import polestar_parts as plain
 
 PREFIX, SUFFIX = 12, 6
@@ -98,6 +98,8 @@ def test_runs_are_written_where_they_are_live(batch):
         expected = cache.astype(np.float32)
         for b, j in zip(*(live & where).nonzero(), strict=True):
             expected[b, :, column[b, j]] = rows[b, j]
-        run = Run(jnp.array(first[:batch]), jnp.array(live))
-        got = run.write(jnp.asarray(cache, jnp.float32), jnp.asarray(rows, jnp.float32), jnp.array(where))
-        np.testing.assert_array_equal(got, expected)
+        run, new = Run(jnp.array(first[:batch]), jnp.array(live)), jnp.asarray(rows, jnp.float32)
+        np.testing.assert_array_equal(run.write(jnp.asarray(cache, jnp.float32), new, jnp.array(where), KEYS), expected)
+        turned = jnp.asarray(np.swapaxes(cache, 2, 3), jnp.float32)
+        got = run.write(turned, new, jnp.array(where), VALUES)
+        np.testing.assert_array_equal(got, np.swapaxes(expected, 2, 3))
