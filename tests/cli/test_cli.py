@@ -99,14 +99,14 @@ def test_polestar_is_the_default_and_its_trace_shows_clusters(capsys, tmp_path):
     target = tmp_path / "trace.npz"
     status, out, _ = run(
         capsys, "generate", "--model", LLADA, "--prompt-ids", "1,2,3", "--json", "--trace", str(target), "--preset", "release",
-        "--set", "clusters=4", "--set", "top_clusters=2", *SMALL[:-2],
+        "--set", "clusters=4", "--set", "top_clusters=2", "--set", "refresh_step=-1", "--set", "tau_static=1.5", *SMALL[:-2],
     )  # fmt: skip
     answer, trace = json.loads(out), np.load(target)
     t, refreshes = answer["nfe"], answer["refreshes"]
     assert status == 0 and answer["method"] == "polestar" and sum(answer["commits"].values()) == 16
     assert answer["settings"]["preset"] == "release" and answer["settings"]["refresh_cumulative"] == 2
     assert answer["full_forwards"] == 2 and (trace["kind"] <= 1).sum() == 2, "blocks 0 and 1 of 4 are entered fully"
-    assert refreshes == (trace["kind"] == 3).sum() > 0
+    assert refreshes == (trace["kind"] == 3).sum() == t - 2 > 0, "every step refreshes"
     assert trace["cluster_drift"].shape == trace["cluster_selected"].shape == (t, 3, 4)
     assert trace["token_selected"].shape == trace["labels"].shape == (t, 3, 19)
     assert (trace["cluster_selected"].sum((1, 2)) == np.where(trace["kind"] == 3, 5, 0)).all(), (
@@ -151,9 +151,9 @@ def test_logits_match_the_golden_through_the_command(capsys, tmp_path):
         (["generate", "--method", "magic"], "unknown method 'magic'; methods: vanilla, parallel, polestar"),
         (["generate", "--set", "tau=1"], "method polestar has no setting 'tau'; it has: gen_length"),
         (["generate", "--method", "parallel", "--preset", "paper"], "--preset paper is not accepted: method parallel"),
-        (["generate", "--preset", "best"], "setting preset=best is not accepted: paper | release"),
+        (["generate", "--preset", "best"], "setting preset='best' is not accepted: paper | release"),
         (["generate", "--set", "threshold"], "--set threshold is not accepted: KEY=VALUE"),
-        (["generate", "--set", "threshold=high"], "setting threshold=high is not accepted: a number"),
+        (["generate", "--set", "alpha=high"], "setting alpha=high is not accepted: a number"),
         (["generate", "--method", "vanilla", "--set", "order=best"], "low_confidence | maskgit_plus"),
         (["generate", "--gen-length", "40"], "gen_length 40 is not a multiple of block_length 32"),
         (["generate", "--prompt-ids", "1,x"], "prompt ids '1,x' are not accepted"),
@@ -299,7 +299,7 @@ def test_outputs_follow_links_and_pipes_and_refuse_clashes(capsys, tmp_path, mon
 
 
 def test_settings_given_twice_must_agree(capsys):
-    common = ["generate", "--model", LLADA, "--prompt-ids", "1", "--cache-dir", "off"]
+    common = ["generate", "--model", LLADA, "--prompt-ids", "1", "--cache-dir", "off", "--method", "parallel"]
     assert "given twice" in refused(capsys, *common, "--gen-length", "16", "--set", "gen_length=8")
     assert "given twice" in refused(capsys, *common, "--set", "threshold=0.5", "--set", "threshold=0.6")
     assert main([*common, "--gen-length", "16", "--set", "gen_length=16"]) == 0
