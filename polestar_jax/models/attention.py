@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
@@ -69,7 +70,9 @@ def mix(weights: jax.Array, v: jax.Array) -> jax.Array:
     b, h, r, n = weights.shape
     g = v.shape[1]
     weights = weights.astype(v.dtype).reshape(b, g, h // g, r, n)
-    return jnp.einsum("bgqrn,bgen->brgqe", weights, v).reshape(b, r, h, v.shape[2])
+    # Values first: with few rows the compiler would order them so itself, with many it would transpose the cache instead.
+    out = lax.dot_general(v, weights, (((3,), (4,)), ((0, 1), (0, 1))))  # [b, g, e, q, r]
+    return jnp.transpose(out, (0, 4, 1, 3, 2)).reshape(b, r, h, v.shape[2])
 
 
 def as_keys(rows: jax.Array) -> jax.Array:
