@@ -25,7 +25,7 @@ def evaluate(
     batch_size: int = 50,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, float]]:
-    """Per task, and under "all": items, accuracy in percent, TPF (sum of tokens / sum of passes), mean NFE."""
+    """Per task, and under "all": items, accuracy in percent, TPF (sum of tokens / sum of passes), mean NFE and refreshes."""
     prompts = [example.prompt for example in examples]
     found: dict[str, list[tuple[bool, Stats]]] = {task: [] for task in TASKS}
     answers = iterate(model, tokenizer, prompts, decoder, batch_size=batch_size, on_batch=on_batch)
@@ -38,6 +38,7 @@ def evaluate(
             "accuracy": 100 * sum(right for right, _ in items) / len(items),
             "tpf": sum(stats.tokens_non_eos for _, stats in items) / sum(stats.nfe for _, stats in items),
             "nfe": sum(stats.nfe for _, stats in items) / len(items),
+            "refreshes": sum(stats.refreshes for _, stats in items) / len(items),
         }
         for task, items in found.items()
         if items
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             common.print_json({"task": task, **row, "method": decoder.name, "settings": decoder.settings()})
         else:
-            print(f"{task:15} {row['accuracy']:5.1f} %  TPF {row['tpf']:.2f}  NFE {row['nfe']:.1f}  ({row['items']})")
+            cost = f"TPF {row['tpf']:.2f}  NFE {row['nfe']:.1f}  refreshes {row['refreshes']:.1f}"
+            print(f"{task:15} {row['accuracy']:5.1f} %  {cost}  ({row['items']})")
     return 0
 
 
