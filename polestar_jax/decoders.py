@@ -114,7 +114,7 @@ def polestar(preset: str = "paper", **settings: Any) -> Decoder:
     Settings: see ``METHODS["polestar"].settings``; ``preset`` "paper" or "release" gives the defaults.
     """
     given = {"preset": preset} | settings
-    values = checked(POLESTAR, (RELEASE if preset == "release" else {}) | given, "polestar")
+    values = checked(POLESTAR, (RELEASE if isinstance(preset, str) and preset == "release" else {}) | given, "polestar")
     _, block_length = _lengths(values)
     for name, blocks in (("window_prefix", 2), ("window_suffix", 1)):
         values[name] = blocks * block_length if values[name] is None else values[name]

@@ -128,6 +128,12 @@ class Decoder:
                     f"{part} {type(policy).__name__} is not accepted: a frozen dataclass, compared by value"
                 )
 
+        longest = getattr(self.cache, "block_length", None)
+        if longest is not None and self.schedule.capacity > longest:
+            raise InputError(
+                f"schedule {type(self.schedule).__name__} gives spans of up to {self.schedule.capacity} positions, and cache "
+                f"{type(self.cache).__name__} holds blocks of {longest}"
+            )
         if getattr(self.commit, "needs_drift", False) and not getattr(self.cache, "gives_drift", False):
             raise InputError(
                 f"commit {type(self.commit).__name__} goes by token drift, and cache {type(self.cache).__name__} gives none"

@@ -16,13 +16,12 @@ from polestar_jax.decode.state import DecodeState, Pass
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.polestar import entry, step
-from polestar_jax.polestar.clusters import KINDS
+from polestar_jax.polestar.presets import SETTINGS
 from polestar_jax.polestar.residuals import GROUPS
 from polestar_jax.polestar.state import PolestarState, empty
 from polestar_jax.spec import ModelSpec
 
 FULL, LOCAL, REFRESH, STEP = "full entry", "local entry", "refresh step", "step"
-PATTERNS = ("first", "all_but_last")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class PolestarCache:
         committed more than the one, or those since the last refresh more than the other (None: never by that).
       count_eos: whether committed end-of-text tokens count for that.
       full_period, full_pattern: which blocks are entered with every row: "first", those whose index is a multiple of the
-        period; "all_but_last", all others of each period than the last.
+        period; "all_but_last", all others of each period than the last. A period of 1 is every block.
       quantization: format of the stored hidden states, see ``residuals``.
       patch_committed: whether a refresh gives the first layer the new embeddings of window tokens committed in this block.
       score_suffix: whether a refresh scores the suffix rows that the last layer recomputed.
@@ -72,9 +71,8 @@ class PolestarCache:
     gives_drift = True
 
     def __post_init__(self):
-        for name, choices in (("kmeans", KINDS), ("full_pattern", PATTERNS), ("quantization", tuple(GROUPS))):
-            if getattr(self, name) not in choices:
-                raise InputError(f"{name} {getattr(self, name)!r} is not accepted: {' | '.join(choices)}")
+        for name in SETTINGS.keys() & {field.name for field in dataclasses.fields(self)}:
+            SETTINGS[name].check(name, getattr(self, name))
         for name in ("top_clusters", "top_clusters_last"):
             value = getattr(self, name)
             if value is not None and value > self.clusters:
@@ -109,7 +107,8 @@ class PolestarCache:
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         place = {plan.name: i for i, plan in enumerate(self.plans)}
         phase = state.span_index % self.full_period
-        full = (phase == 0) if self.full_pattern == "first" else (phase != self.full_period - 1)
+        every = self.full_period == 1
+        full = (phase == 0) if self.full_pattern == "first" or every else (phase != self.full_period - 1)
         entering = jnp.where(full, place[FULL], place[LOCAL])
         return jnp.where(state.entering, entering, jnp.where(self.due(spec, state)[0], place[REFRESH], place[STEP]))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from polestar_jax.commit import Rule, rank
 from polestar_jax.decode.state import CONFIDENCE, DRIFT, FALLBACK, SUFFIX, DecodeState, Scores
+from polestar_jax.polestar.presets import SETTINGS
 
 
 class History(NamedTuple):
@@ -51,6 +52,10 @@ class PolestarCommit(Rule):
     eager_fallback: bool
     suffix_commit: bool
     tau_suffix: float
+
+    def __post_init__(self):
+        for name in SETTINGS.keys() & {field.name for field in dataclasses.fields(self)}:
+            SETTINGS[name].check(name, getattr(self, name))
 
     @property
     def needs_drift(self) -> bool:

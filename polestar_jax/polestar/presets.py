@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polestar_jax.polestar.cache import PATTERNS
 from polestar_jax.polestar.clusters import KINDS
 from polestar_jax.polestar.residuals import GROUPS
 from polestar_jax.settings import Setting
 
+PATTERNS = ("first", "all_but_last")
+LONGEST_WINDOW = 1 << 17  # rows; longer than any canvas
 # Defaults are those of the preset "paper".
 SETTINGS = {
     "preset": Setting(
@@ -25,10 +26,14 @@ SETTINGS = {
     "eager_fallback": Setting(
         type=bool, default=False, help="commit the most confident token whenever confidence commits none, beside those by drift"
     ),
-    "suffix_commit": Setting(type=bool, default=True, help="commit recomputed tokens behind the block"),
+    "suffix_commit": Setting(type=bool, default=True, help="commit tokens behind the block that a refresh recomputed"),
     "tau_suffix": Setting(type=float, default=0.9, low=0, help="commit those above this confidence"),
-    "window_prefix": Setting(type=int, default=None, low=0, help="rows of the window before the block; none: two blocks"),
-    "window_suffix": Setting(type=int, default=None, low=0, help="rows of the window after the block; none: one block"),
+    "window_prefix": Setting(
+        type=int, default=None, low=0, high=LONGEST_WINDOW, help="rows of the window before the block; none: two blocks"
+    ),
+    "window_suffix": Setting(
+        type=int, default=None, low=0, high=LONGEST_WINDOW, help="rows of the window after the block; none: one block"
+    ),
     "clusters": Setting(type=int, default=8, low=2, high=1024, help="clusters K of the window's rows"),
     "top_clusters": Setting(type=int, default=4, low=1, help="clusters k that a layer recomputes at a refresh"),
     "top_clusters_last": Setting(type=int, default=None, low=1, help="the same at the last layer; none: top_clusters"),
@@ -45,7 +50,7 @@ SETTINGS = {
     "count_eos": Setting(type=bool, default=False, help="whether end-of-text tokens count for that"),
     "full_period": Setting(type=int, default=2, low=1, help="every how many blocks every row is recomputed at the entry"),
     "full_pattern": Setting(
-        type=str, default="first", choices=PATTERNS, help="which blocks of a period that are: the first, or all but the last"
+        type=str, default="first", choices=PATTERNS, help="which blocks of a period those are: the first, or all but the last (of one: it)"
     ),
     "quantization": Setting(type=str, default="nvfp4", choices=tuple(GROUPS), help="how window states are stored (Table 11)"),
     "patch_committed": Setting(

@@ -19,6 +19,7 @@ from polestar_jax import decoders
 from polestar_jax.decode import engine
 from polestar_jax.decode.state import Scores
 from polestar_jax.decode.trace import Trace
+from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.polestar.drift import divergence, proxy_attention
 from tests.fakes import DREAM, SPEC, lively_model
@@ -50,6 +51,7 @@ def cases(draw):
         refresh_step=draw(st.sampled_from([0, 1, 3, None])),
         refresh_cumulative=draw(st.sampled_from([1, 3, None])),
         full_period=draw(st.integers(1, 3)),
+        full_pattern=draw(st.sampled_from(["first", "all_but_last"])),
         quantization=draw(st.sampled_from(["none", "nvfp4", "int8", "fp8", "mxfp4", "int2", "nvfp4_direct"])),
         count_eos=draw(st.booleans()),
         exclude_mask=draw(st.booleans()),
@@ -171,6 +173,34 @@ def test_streaming_equals_the_loop():
     *_, last = engine.steps(model, decoder, engine.init_state(model, decoder, [[1, 2, 3], [4] * 9]))
     for field in ("tokens", "nfe", "refreshes", "reason", "committed_at"):
         np.testing.assert_array_equal(getattr(last, field), getattr(whole, field))
+
+
+def test_a_period_of_one_enters_every_block_fully():
+    model = models(0, False)
+    for pattern in ("first", "all_but_last"):
+        decoder = decoders.polestar(gen_length=12, block_length=4, full_period=1, full_pattern=pattern, tau_static=0.3)
+        state = engine.init_state(model, decoder, [1, 2])
+        for block in range(3):
+            entering = dataclasses.replace(state, span_index=jnp.array([block]))
+            assert int(engine.needed(decoder, entering, model.spec)) == 0
+
+
+def test_policies_that_do_not_go_together_are_refused():
+    decoder = decoders.polestar(gen_length=8, block_length=4)
+    with pytest.raises(InputError, match="holds blocks of 4"):
+        decoder.replace(schedule=decoders.parallel(gen_length=8, block_length=8).schedule)
+    with pytest.raises(InputError, match="gives none"):
+        decoder.replace(cache=decoders.parallel(gen_length=8).cache)
+    with pytest.raises(InputError, match="setting top_clusters=0 is not accepted"):
+        dataclasses.replace(decoder.cache, top_clusters=0)
+    with pytest.raises(InputError, match="setting history=-1 is not accepted"):
+        dataclasses.replace(decoder.commit, history=-1)
+    with pytest.raises(InputError, match=r"setting preset=\['paper'\] is not accepted: paper | release"):
+        decoders.polestar(preset=["paper"])
+    with pytest.raises(InputError, match="at most clusters=2"):
+        decoders.polestar(clusters=2, top_clusters=3)
+    with pytest.raises(InputError, match="leave no window"):
+        decoders.polestar(window_prefix=0, window_suffix=0)
 
 
 def test_threshold_above_one_commits_one_token_a_pass():
