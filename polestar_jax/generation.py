@@ -220,11 +220,15 @@ def trace_arrays(state: DecodeState, i: int, spec: ModelSpec, decoder: Decoder) 
         "token_selected": np.zeros((passes, spec.n_layers, length), bool),
         "labels": np.full((passes, spec.n_layers, length), -1, np.int32),
     }
-    return empty | arrays | {
-        "reason": np.asarray(state.reason[i]),
-        "step": np.asarray(state.committed_at[i]),
-        "settings": np.array(json.dumps({"method": decoder.name} | decoder.settings())),
-    }
+    return (
+        empty
+        | arrays
+        | {
+            "reason": np.asarray(state.reason[i]),
+            "step": np.asarray(state.committed_at[i]),
+            "settings": np.array(json.dumps({"method": decoder.name} | decoder.settings())),
+        }
+    )
 
 
 def all_prompt_ids(

@@ -92,7 +92,9 @@ def _decodings() -> dict[str, tuple[str, int | None]]:
     for method, entry in decoders.METHODS.items():
         plans = entry.build().cache.plans
         labels = [plan.name.replace(" ", "-") for plan in plans] if len(plans) > 1 else ["step"]
-        cases |= {f"{method}-{label}": (method, i) for i, label in enumerate(labels)} | {f"{method}-loop": (method, None)}
+        cases |= {f"{method}-{label}": (method, i) for i, label in enumerate(labels)} | {
+            f"{method}-loop": (method, None)
+        }
     return cases
 
 

@@ -302,7 +302,9 @@ def _decode(graph: nnx.GraphDef, weights: Any, decoder: Decoder, state: DecodeSt
     def repeated(plan: int, state: DecodeState) -> DecodeState:
         # A loop of its own for each plan, where a conditional would copy the caches that its branches return.
         return lax.while_loop(
-            lambda s: going(s) & (needed(decoder, s, model.spec) == plan), lambda s: step(model, decoder, s, plan), state
+            lambda s: going(s) & (needed(decoder, s, model.spec) == plan),
+            lambda s: step(model, decoder, s, plan),
+            state,
         )
 
     with precision(model.dtype):

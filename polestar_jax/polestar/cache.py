@@ -80,7 +80,9 @@ class PolestarCache:
         if self.window_prefix + self.window_suffix < 1:
             raise InputError("window_prefix=0 and window_suffix=0 leave no window; for no refreshes set refresh=false")
         if self.packet_capacity is not None and self.packet_capacity > self.window:
-            raise InputError(f"packet_capacity={self.packet_capacity} is not accepted: at most the window's {self.window} rows")
+            raise InputError(
+                f"packet_capacity={self.packet_capacity} is not accepted: at most the window's {self.window} rows"
+            )
 
     @property
     def window(self) -> int:

@@ -50,7 +50,7 @@ SETTINGS = {
     "count_eos": Setting(type=bool, default=False, help="whether end-of-text tokens count for that"),
     "full_period": Setting(type=int, default=2, low=1, help="every how many blocks every row is recomputed at the entry"),
     "full_pattern": Setting(
-        type=str, default="first", choices=PATTERNS, help="which blocks of a period those are: the first, or all but the last (of one: it)"
+        type=str, default="first", choices=PATTERNS, help="which of a period: the first, or all but the last (of one: that)"
     ),
     "quantization": Setting(type=str, default="nvfp4", choices=tuple(GROUPS), help="how window states are stored (Table 11)"),
     "patch_committed": Setting(

@@ -101,7 +101,9 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
             jnp.where(active, jnp.where(due, 0, total), state.cache.since_refresh),
         ),
         drift=_by_position(drift, target, state.gen_length),
-        record={name: jnp.stack([record[name] for record in records], axis=1) for name in (records[0] if records else ())},
+        record={
+            name: jnp.stack([record[name] for record in records], axis=1) for name in (records[0] if records else ())
+        },
     )
 
 
@@ -120,7 +122,9 @@ def _stepped(walk: _Walk, layer: Block, old: LayerCache, x: jax.Array) -> tuple[
     q, k, v = layer.project(x)
     k = walk.block.write(old.k, k, walk.working, KEYS)
     v = walk.block.write(old.v, v, walk.working, VALUES)
-    weights = attention_weights(q, k, walk.positions[:, : walk.size], walk.canvas, walk.valid, walk.model.spec.rope_theta)
+    weights = attention_weights(
+        q, k, walk.positions[:, : walk.size], walk.canvas, walk.valid, walk.model.spec.rope_theta
+    )
     return layer.finish(x, mix(weights, v)), weights, old._replace(k=k, v=v)
 
 
@@ -141,7 +145,9 @@ def _refreshed(
     # Find the clusters whose attention moved most.
     proxy = proxy_attention(q[:, r + w :], k_all, walk.valid)
     moves = divergence(proxy, old.proxy)
-    least = 1 if policy.kmeans == "paper" else 0  # the release ranks empty clusters too, but not those that do not exist
+    least = (
+        1 if policy.kmeans == "paper" else 0
+    )  # the release ranks empty clusters too, but not those that do not exist
     moves = jnp.where(clusters.counts >= least, moves, -jnp.inf)
     top = most_drifted(moves, policy.top(last))
     member = jnp.pad(top, ((0, 0), (0, 1)))  # label K: a dead row

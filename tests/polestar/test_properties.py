@@ -142,7 +142,9 @@ def test_a_batch_of_unequal_prompts_equals_single_runs():
     """Neighbours enter blocks and refresh at other times, and change nothing: tokens, passes and reasons."""
     model = models(2, False)
     prompts = [[5] * 3, list(range(20)), [7, 8, 9, 10] * 10, [1]]
-    decoder = decoders.polestar(gen_length=32, block_length=8, clusters=4, top_clusters=2, tau_static=0.5, tau_suffix=0.5)
+    decoder = decoders.polestar(
+        gen_length=32, block_length=8, clusters=4, top_clusters=2, tau_static=0.5, tau_suffix=0.5
+    )
     together = generate(model, None, prompts, decoder, batch_size=4)
     for prompt, answer in zip(prompts, together, strict=True):
         (alone,) = generate(model, None, [prompt], decoder)
@@ -156,7 +158,10 @@ def test_a_batch_of_unequal_prompts_equals_single_runs():
 @pytest.mark.parametrize("capacity", [4, 13])
 def test_packed_packets_equal_whole_windows(capacity):
     """Layers that select up to 13 rows of 24 and layers that select more; 4 hold the rows of hardly any."""
-    model, values = models(1, False), dict(gen_length=24, block_length=8, tau_static=0.9, refresh_step=0, top_clusters=3)
+    model, values = (
+        models(1, False),
+        dict(gen_length=24, block_length=8, tau_static=0.9, refresh_step=0, top_clusters=3),
+    )
     whole = decoded(model, [1, 2, 3] * 5, decoders.polestar(**values))[1]
     ours = decoded(model, [1, 2, 3] * 5, decoders.polestar(**values, packet_capacity=capacity))[1]
     sizes = whole["token_selected"].sum(-1)[whole["kind"] == 3]
