@@ -19,9 +19,8 @@ def scored_rows(schedule: Schedule, state: DecodeState, shift: int) -> tuple[jax
 
     Row i scores position i + shift, so a span's first position is read from the column before it (Dream).
     """
-    offset = state.span_start[:, None] + jnp.arange(schedule.capacity)[None]
-    target = jnp.where(offset < state.span_end[:, None], offset, state.gen_length)
-    return jnp.minimum(state.prompt_columns + offset - shift, state.tokens.shape[1] - 1), target
+    column = state.prompt_columns + state.span_start[:, None] + jnp.arange(schedule.capacity)[None] - shift
+    return jnp.minimum(column, state.tokens.shape[1] - 1), state.span_targets(schedule.capacity)
 
 
 class Cache:

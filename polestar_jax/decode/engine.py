@@ -22,7 +22,7 @@ from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder, Span
 from polestar_jax.decode.prompts import check_prompt, check_seed
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
-from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, kept
+from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, by_position, kept
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -190,7 +190,7 @@ def _forward(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -
         logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
         result = jax.tree.map(lambda x: x[:b], result._replace(cache=None))._replace(cache=result.cache)
     rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
-    return result, _by_position(rows, result, state, spec.mask_id)
+    return result, _scores(rows, result, state, spec.mask_id)
 
 
 def _span(decoder: Decoder, undecided: jax.Array) -> Span:
@@ -350,12 +350,10 @@ def _guided(state: DecodeState, decoder: Decoder, spec: ModelSpec) -> DecodeStat
     return twice.replace(tokens=jnp.concatenate([state.tokens, masked]), cache=cache, trace=trace)
 
 
-def _by_position(rows: RowScores, result: Pass, state: DecodeState, mask_id: int) -> Scores:
+def _scores(rows: RowScores, result: Pass, state: DecodeState, mask_id: int) -> Scores:
     """Scatter row scores [b, r] to generated positions [b, G]."""
-    b, g = state.reason.shape
-    targets = result.targets
-    batch = jnp.arange(b)[:, None]
-    put = lambda value, fill: jnp.full((b, g), fill, value.dtype).at[batch, targets].set(value, mode="drop")  # noqa: E731
+    g, targets = state.gen_length, result.targets
+    put = lambda value, fill: by_position(value, targets, g, fill)  # noqa: E731
     seen = put(jnp.ones_like(targets, bool), False) & (state.generated == mask_id) & state.active[:, None]
     last = lambda value: jnp.where(rows.deferred, -jnp.inf, value)  # noqa: E731
     return Scores(

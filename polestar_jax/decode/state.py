@@ -97,6 +97,11 @@ class DecodeState:
         index = jnp.arange(self.gen_length)[None]
         return (index >= self.span_start[:, None]) & (index < self.span_end[:, None])
 
+    def span_targets(self, capacity: int) -> jax.Array:
+        """The span's first ``capacity`` positions, i32 [b, capacity]; G where it is shorter."""
+        position = self.span_start[:, None] + jnp.arange(capacity)[None]
+        return jnp.where(position < self.span_end[:, None], position, self.gen_length)
+
     @property
     def entering(self) -> jax.Array:
         """Whether the next pass is the first on its span, bool [b]."""
@@ -157,6 +162,12 @@ class Scores(NamedTuple):
     near_tie: jax.Array
     finite: jax.Array
     drift: jax.Array | None = None
+
+
+def by_position(values: jax.Array, targets: jax.Array, gen_length: int, fill: float | bool) -> jax.Array:
+    """Values [b, r] of rows at the generated positions that they score, [b, G]; ``fill`` elsewhere."""
+    empty = jnp.full((values.shape[0], gen_length), fill, values.dtype)
+    return empty.at[jnp.arange(values.shape[0])[:, None], targets].set(values, mode="drop")
 
 
 def kept(active: jax.Array, new: Any, old: Any) -> Any:

@@ -13,7 +13,7 @@ from polestar_jax.polestar.clusters import centroid_rows, cluster
 from polestar_jax.polestar.drift import proxy_attention
 from polestar_jax.polestar.residuals import store
 from polestar_jax.polestar.state import LayerCache, PolestarState
-from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, targets, window_rows
+from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache
@@ -67,7 +67,7 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
     )
     return Pass(
         rows=x[:, : policy.block_length],
-        targets=targets(state, policy.block_length),
+        targets=state.span_targets(policy.block_length),
         kind=jnp.full(b, FULL_ENTRY if full else LOCAL_ENTRY, jnp.int32),
         full=jnp.full(b, full),
         cache=cache,

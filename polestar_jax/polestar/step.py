@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, kept
+from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position, kept
 from polestar_jax.models.attention import attention_weights, mix
 from polestar_jax.models.denoiser import Block, Denoiser
 from polestar_jax.polestar.clusters import centroid_rows, moved
 from polestar_jax.polestar.drift import divergence, most_drifted, proxy_attention
 from polestar_jax.polestar.residuals import restore, store
 from polestar_jax.polestar.state import LayerCache, PolestarState
-from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, targets, window_rows
+from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache
@@ -82,13 +82,12 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
         layers.append(new)
     attention = weights[:, :, shift : walk.size]
     drift = divergence(attention, state.cache.attention)
-    target = targets(state, policy.block_length)
-    rows = x[:, : policy.block_length]
-    scored, sought = rows, target
+    target = state.span_targets(policy.block_length)
+    scored, sought = x[:, : policy.block_length], target
     if refresh and policy.score_suffix and policy.window_suffix:
         ahead = window.columns - state.prompt_columns + shift
         ahead = jnp.where(packet.chosen & (ahead < state.gen_length), ahead, state.gen_length)
-        scored = jnp.concatenate([rows, packet.rows[:, policy.window_prefix :]], axis=1)
+        scored = jnp.concatenate([scored, packet.rows[:, policy.window_prefix :]], axis=1)
         sought = jnp.concatenate([target, ahead[:, policy.window_prefix :]], axis=1)
     return Pass(
         rows=scored,
@@ -100,7 +99,7 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
             kept(active, attention, state.cache.attention),
             jnp.where(active, jnp.where(due, 0, total), state.cache.since_refresh),
         ),
-        drift=_by_position(drift, target, state.gen_length),
+        drift=by_position(drift, target, state.gen_length, jnp.nan),
         record={
             name: jnp.stack([record[name] for record in records], axis=1) for name in (records[0] if records else ())
         },
@@ -200,9 +199,3 @@ def _written(walk: _Walk, cache: jax.Array, rows: jax.Array, chosen: jax.Array, 
     r = walk.size
     cache = walk.window.write(cache, rows[:, r : r + walk.policy.window], chosen, axis)
     return walk.block.write(cache, rows[:, :r], walk.working, axis)
-
-
-def _by_position(values: jax.Array, target: jax.Array, gen_length: int) -> jax.Array:
-    """Values f32 [b, B] of the block's positions as f32 [b, G], NaN elsewhere."""
-    empty = jnp.full((values.shape[0], gen_length), jnp.nan, jnp.float32)
-    return empty.at[jnp.arange(values.shape[0])[:, None], target].set(values, mode="drop")

@@ -125,12 +125,6 @@ def every_row(state: DecodeState) -> Rows:
     return _rows((Run(jnp.zeros(b, jnp.int32), jnp.ones((b, n), bool)),), n)
 
 
-def targets(state: DecodeState, capacity: int) -> jax.Array:
-    """The generated position that each of the span's first ``capacity`` rows scores, i32 [b, capacity]; G where none."""
-    position = state.span_start[:, None] + jnp.arange(capacity)[None]
-    return jnp.where(position < state.span_end[:, None], position, state.gen_length)
-
-
 def spread(window: Rows, values: jax.Array, columns: int, fill: int | bool) -> jax.Array:
     """Values [b, r] of the window's live rows on the canvas, [b, columns], ``fill`` elsewhere."""
     return window.put(jnp.full((values.shape[0], columns), fill, values.dtype), values)
