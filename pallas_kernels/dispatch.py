@@ -1,25 +1,30 @@
 """The one point that decides, while tracing, which implementation of an operation runs.
 
-Order: the caller's ``backend`` argument, then the environment variable ``POLESTAR_KERNELS``, then what the platform
-being compiled for can run. The argument is binding: what it names runs or :class:`Unsupported` is raised. Without it
-a kernel that cannot be built gives way to the jax.numpy definition, with one log line per operation and reason.
+Order: the caller's ``backend`` argument, then the surrounding :func:`using`, then the environment variable
+``POLESTAR_KERNELS``, then what the platform being compiled for can run. The argument is binding, and so is a strict
+:func:`using`: what they name runs or :class:`Unsupported` is raised. Otherwise a kernel that cannot be built gives way to
+the jax.numpy definition, with one log line per operation and reason.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Protocol
 
 import jax
 
-BACKENDS = ("xla", "triton", "interpret")
+BACKENDS = ("xla", "pallas", "interpret")
+AUTO = "auto"  # as if nothing had been named
 ENVIRONMENT = "POLESTAR_KERNELS"
 
 logger = logging.getLogger("pallas_kernels")
 _reported: set[tuple[str, str]] = set()
+_around: contextvars.ContextVar[tuple[str | None, bool]] = contextvars.ContextVar("kernels", default=(None, False))
 
 
 class Unsupported(NotImplementedError):
@@ -32,32 +37,49 @@ class Kernel(Protocol, Hashable):
     def __call__(self, *args: jax.Array) -> object: ...
 
 
+@contextlib.contextmanager
+def using(backend: str, *, strict: bool = False) -> Iterator[None]:
+    """Within the context, what is traced asks for this backend: "auto" or one of BACKENDS; ``strict``: or fails.
+
+    Raises:
+      ValueError: an unknown backend name.
+    """
+    token = _around.set((_checked(backend, "backend"), strict))
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
+
 def choose(op: str, *, platform: str, backend: str | None = None, build: Callable[[str], object] | None = None) -> str:
-    """The route to trace for one call of ``op``: "xla", "triton" or "interpret".
+    """The route to trace for one call of ``op``: "xla", "pallas" or "interpret".
 
     Args:
       op: name of the operation, for messages.
       platform: what is being compiled for, as :func:`current_platform` names it.
-      backend: binding choice, or None to follow the environment and then the platform.
-      build: called with a kernel route ("triton" or "interpret") before it is chosen; whatever it raises means that
+      backend: binding choice, or None to follow the context, the environment and then the platform.
+      build: called with a kernel route ("pallas" or "interpret") before it is chosen; whatever it raises means that
         the kernel cannot be had.
 
     Raises:
       ValueError: an unknown backend name, in the argument or the environment.
-      Unsupported: the argument names a route that cannot be had.
+      Unsupported: the argument, or a strict context, names a route that cannot be had.
     """
-    wanted = _checked(backend, "backend") or _checked(os.environ.get(ENVIRONMENT) or None, ENVIRONMENT)
-    route = wanted or ("triton" if platform == "cuda" else "xla")
+    around, strict = _around.get()
+    named = _checked(backend, "backend")
+    binding = named is not None or (strict and around is not None)
+    wanted = named or around or _checked(os.environ.get(ENVIRONMENT), ENVIRONMENT)
+    route = wanted or ("pallas" if platform == "cuda" else "xla")
     if route == "xla":
         return route
     try:
-        if route == "triton" and platform != "cuda":
-            raise Unsupported(f"the triton route needs CUDA, and this is compiled for {platform}")
+        if route == "pallas" and platform != "cuda":
+            raise Unsupported(f"Pallas kernels need CUDA, and this is compiled for {platform}")
         if build is not None:
             build(route)
     except Exception as error:  # a kernel that fails to build, in whatever way, must not fail the caller
         reason = str(error) if isinstance(error, Unsupported) else _one_line(error)
-        if backend is not None:
+        if binding:
             raise Unsupported(f"{op}: {reason}") from error
         _report(op, reason)
         return "xla"
@@ -110,8 +132,11 @@ def _build_failure(kernel: Kernel, avals: tuple, platform: str, mesh: object) ->
 
 
 def _checked(name: str | None, source: str) -> str | None:
-    if name is not None and name not in BACKENDS:
-        raise ValueError(f"{source}={name!r} is no kernel backend; accepted: {', '.join(BACKENDS)}")
+    """A backend's name; None for none, "" and "auto"."""
+    if not name or name == AUTO:
+        return None
+    if name not in BACKENDS:
+        raise ValueError(f"{source}={name!r} is no kernel backend; accepted: {', '.join((AUTO, *BACKENDS))}")
     return name
 
 

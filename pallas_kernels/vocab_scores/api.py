@@ -18,7 +18,7 @@ def vocab_scores(logits: jax.Array, *, barred: tuple[int, ...] = (), backend: st
     Args:
       logits: [..., v] float32, bfloat16 or float16; all arithmetic is float32. -inf entries have probability 0.
       barred: ids that are never chosen and take no part in the softmax, as if their logits were -inf. Static.
-      backend: None, "xla", "triton" or "interpret"; see :func:`pallas_kernels.dispatch.choose`.
+      backend: None, "xla", "pallas" or "interpret"; see :func:`pallas_kernels.dispatch.choose`.
 
     Returns:
       VocabScores of shape [...]. A row with no finite logit, or with NaN or +inf among the allowed ones, has no
@@ -38,7 +38,7 @@ def vocab_scores(logits: jax.Array, *, barred: tuple[int, ...] = (), backend: st
 
     def build(route: str) -> None:
         kernel = _kernel(flat, ranges, first_allowed, interpret=route == "interpret")
-        if route == "triton":
+        if route == "pallas":
             dispatch.check_builds(kernel, flat, platform=platform)
 
     route = dispatch.choose("vocab_scores", platform=platform, backend=backend, build=build)

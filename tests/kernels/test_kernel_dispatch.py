@@ -35,7 +35,7 @@ def refuse(route):
 
 def test_platform_decides_by_default():
     routes = {platform: choose("op", platform=platform) for platform in ("cpu", "cuda", "rocm", "tpu")}
-    assert routes == {"cpu": "xla", "cuda": "triton", "rocm": "xla", "tpu": "xla"}
+    assert routes == {"cpu": "xla", "cuda": "pallas", "rocm": "xla", "tpu": "xla"}
 
 
 def test_argument_beats_environment_beats_platform(monkeypatch):
@@ -45,21 +45,43 @@ def test_argument_beats_environment_beats_platform(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT, "xla")
     assert choose("op", platform="cuda") == "xla"
     monkeypatch.setenv(dispatch.ENVIRONMENT, "")
-    assert choose("op", platform="cuda") == "triton"
+    assert choose("op", platform="cuda") == "pallas"
+
+
+def test_context_asks_and_falls_back_unless_strict(monkeypatch, caplog):
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "xla")
+    with dispatch.using("interpret"):
+        assert choose("op", platform="cuda") == "interpret"
+        assert choose("op", platform="cuda", backend="xla") == "xla"
+        with dispatch.using("auto", strict=True):
+            assert choose("op", platform="cuda") == "xla"  # by the environment
+        assert choose("op", platform="cuda") == "interpret"
+    with dispatch.using("pallas"), caplog.at_level(logging.WARNING, "pallas_kernels"):
+        assert choose("op", platform="cpu") == "xla"
+        assert choose("op", platform="cuda", build=refuse) == "xla"
+    assert [record.getMessage() for record in caplog.records] == [
+        "op runs as plain XLA: Pallas kernels need CUDA, and this is compiled for cpu",
+        "op runs as plain XLA: head_dim 72 on pallas",
+    ]
+    with dispatch.using("pallas", strict=True), pytest.raises(Unsupported, match="op: head_dim 72"):
+        choose("op", platform="cuda", build=refuse)
+    with pytest.raises(ValueError, match="mosaic"), dispatch.using("mosaic"):
+        pass
+    assert choose("op", platform="cuda") == "xla"
 
 
 def test_unknown_name_is_refused_with_the_accepted_ones(monkeypatch):
-    with pytest.raises(ValueError, match=r"backend='mosaic'.*xla, triton, interpret"):
+    with pytest.raises(ValueError, match=r"backend='mosaic'.*auto, xla, pallas, interpret"):
         choose("op", platform="cpu", backend="mosaic")
     monkeypatch.setenv(dispatch.ENVIRONMENT, "cuda")
-    with pytest.raises(ValueError, match=r"POLESTAR_KERNELS='cuda'.*xla, triton, interpret"):
+    with pytest.raises(ValueError, match=r"POLESTAR_KERNELS='cuda'.*auto, xla, pallas, interpret"):
         choose("op", platform="cpu")
 
 
 def test_b51_unsupported_shape_falls_back_with_one_log_line(caplog):
     with caplog.at_level(logging.WARNING, "pallas_kernels"):
         assert [choose("op", platform="cuda", build=refuse) for _ in range(3)] == ["xla"] * 3
-    assert [record.getMessage() for record in caplog.records] == ["op runs as plain XLA: head_dim 72 on triton"]
+    assert [record.getMessage() for record in caplog.records] == ["op runs as plain XLA: head_dim 72 on pallas"]
 
 
 def test_b51_shape_the_kernel_does_not_serve_runs_as_xla(monkeypatch, caplog):
@@ -71,20 +93,20 @@ def test_b51_shape_the_kernel_does_not_serve_runs_as_xla(monkeypatch, caplog):
     assert len(caplog.records) == 1 and "25 separate ranges" in caplog.text
     jax.tree.map(np.testing.assert_array_equal, got, want)
     with pytest.raises(Unsupported, match=r"vocab_scores.*25 separate ranges"):
-        vocab_scores(LOGITS, barred=scattered, backend="triton")
+        vocab_scores(LOGITS, barred=scattered, backend="pallas")
 
 
 def test_explicit_route_that_cannot_run_raises():
-    with pytest.raises(Unsupported, match=r"op: .*needs CUDA.*cpu"):
-        choose("op", platform="cpu", backend="triton")
+    with pytest.raises(Unsupported, match=r"op: .*need CUDA.*cpu"):
+        choose("op", platform="cpu", backend="pallas")
     with pytest.raises(Unsupported, match="op: head_dim 72"):
-        choose("op", platform="cuda", backend="triton", build=refuse)
+        choose("op", platform="cuda", backend="pallas", build=refuse)
     with pytest.raises(Unsupported, match="op: head_dim 72 on interpret"):
         choose("op", platform="cpu", backend="interpret", build=refuse)
 
 
 def test_environment_asks_and_falls_back(monkeypatch, caplog):
-    monkeypatch.setenv(dispatch.ENVIRONMENT, "triton")
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "pallas")
     with caplog.at_level(logging.WARNING, "pallas_kernels"):
         assert choose("op", platform="cpu") == "xla"
     assert len(caplog.records) == 1
@@ -121,7 +143,7 @@ sys.modules["jax.experimental.pallas.triton"] = None
 dispatch.current_platform = lambda: "cuda"
 assert vocab_scores(x).token.tolist() == [0, 1, 2]
 try:
-    vocab_scores(x, backend="triton")
+    vocab_scores(x, backend="pallas")
 except dispatch.Unsupported as error:
     assert "no Pallas Triton route" in str(error) and jax.__version__ in str(error), error
 else:
@@ -166,7 +188,7 @@ def test_b53_kernel_that_fails_to_build_falls_back(build, reason, monkeypatch, c
     assert len(caplog.records) == 1 and reason in caplog.text
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, want)
     with pytest.raises(Unsupported, match="vocab_scores"):
-        vocab_scores(LOGITS, backend="triton")
+        vocab_scores(LOGITS, backend="pallas")
 
 
 def test_route_is_decided_while_tracing(monkeypatch):

@@ -49,7 +49,7 @@ def test_real_shapes_take_the_kernel(shape, gpu):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 1), "float32"), ((2, 3, 260), "bfloat16"), ((7, 33), "float16")])
 def test_b51_odd_shapes_take_the_kernel(shape, dtype, gpu):
-    text = lowered(gpu, lambda x: vocab_scores(x, backend="triton"), jax.ShapeDtypeStruct(shape, dtype))
+    text = lowered(gpu, lambda x: vocab_scores(x, backend="pallas"), jax.ShapeDtypeStruct(shape, dtype))
     assert kernels_in(text) == 1
 
 

@@ -7,6 +7,7 @@ case whose decisions are closer to a boundary than float32 can tell is not compa
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,12 @@ from polestar_jax.decode.state import Scores
 from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
+from polestar_jax.loading import load_model
 from polestar_jax.polestar.drift import divergence, proxy_attention
 from tests.fakes import DREAM, SPEC, lively_model
 from tests.oracles import numpy_model, polestar
 
+DATA = pathlib.Path(__file__).parents[1] / "data"
 MARGIN = 1e-4  # decisions nearer than this to a boundary are not float32's to tell
 DRIFT_ONLY_ON_CACHE = dict(current_commit=False, suffix_commit=False)
 slow_examples = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -118,6 +121,20 @@ def test_merged_rows_equal_separate_passes(case):
     for field in ("drift", "delta", "cluster_drift"):
         np.testing.assert_allclose(ours[field], getattr(run, field), rtol=0, atol=5e-3, err_msg=field)
     assert_lawful(ours["tokens"], model.spec.mask_id, values["gen_length"])
+
+
+def test_without_commits_by_drift_and_refreshes_it_is_a_dual_cache():
+    """Entered fully at every block, with confidence alone: the recorded run of Fast-dLLM's dual cache, pass for pass."""
+    with np.load(DATA / "goldens/decode/llada_fast2_dual_p33.npz") as file:
+        golden = dict(file)
+    model, prompt = load_model(DATA / "checkpoints/llada", dtype="float32"), golden["prompt"].tolist()
+    decoder = decoders.polestar(
+        gen_length=128, block_length=32, refresh=False, full_period=1, exclude_mask=False, **DRIFT_ONLY_ON_CACHE
+    )
+    state, ours = decoded(model, prompt, decoder)
+    assert int(state.nfe[0]) == len(golden["history"]) - 1 == 40
+    assert int(state.full_forwards[0]) == 4 and int(state.refreshes[0]) == 0
+    np.testing.assert_array_equal(ours["tokens"], golden["history"][1:, len(prompt) :])
 
 
 @pytest.mark.parametrize("dream", [False, True])
