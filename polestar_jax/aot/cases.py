@@ -11,6 +11,7 @@ from flax import nnx
 from pallas_kernels.vocab_scores import VocabScores, vocab_scores
 from polestar_jax import decoders
 from polestar_jax.aot.compile import Case
+from polestar_jax.aot.kernels import KERNELS
 from polestar_jax.decode import engine
 from polestar_jax.decode.state import DecodeState
 from polestar_jax.errors import InputError
@@ -71,8 +72,8 @@ def make(what: str, size: Size) -> Case:
     Raises:
       InputError: no such case.
     """
-    if what == "vocab-scores":
-        return _vocab_scores(size)
+    if what in KERNELS:
+        return KERNELS[what](size)
     if what == "forward":
         return _forward(size)
     if what in _decodings():
@@ -81,9 +82,9 @@ def make(what: str, size: Size) -> Case:
 
 
 def names() -> list[str]:
-    """Every accepted name: "vocab-scores", "forward", and of every decoding method its loop, "METHOD-loop", and its passes:
+    """Every accepted name: each single kernel, "forward", and of every decoding method its loop, "METHOD-loop", and its passes:
     "METHOD-step", or one for each plan of its cache, such as "polestar-refresh-step"."""
-    return ["vocab-scores", "forward", *_decodings()]
+    return [*KERNELS, "forward", *_decodings()]
 
 
 def _decodings() -> dict[str, tuple[str, int | None]]:
@@ -96,16 +97,6 @@ def _decodings() -> dict[str, tuple[str, int | None]]:
             f"{method}-loop": (method, None)
         }
     return cases
-
-
-def _vocab_scores(size: Size) -> Case:
-    """The scores of one block's logits, by themselves."""
-    rows = jax.ShapeDtypeStruct((size.batch, size.block, size.spec.vocab_size), jnp.float32)
-    return Case(
-        name=f"{size.model} vocab-scores",
-        function=lambda logits: vocab_scores(logits, barred=(size.spec.mask_id,)),
-        args=(rows,),
-    )
 
 
 def _forward(size: Size) -> Case:
