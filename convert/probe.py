@@ -13,7 +13,8 @@ from convert.dtypes import WEIGHT_DTYPES, cast
 from convert.fuse import row_blocks
 from convert.keymap import NAMES, pieces
 from convert.source import Source
-from polestar_jax.models.attention import as_keys, as_values, attend
+from pallas_kernels.attention import attend
+from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.models.denoiser import Block, RMSNorm
 from polestar_jax.spec import ModelSpec
 
@@ -51,7 +52,9 @@ def _layer(graph: nnx.GraphDef, weights: nnx.State, x: jax.Array, theta: float) 
     layer = nnx.merge(graph, weights)
     positions = jnp.arange(x.shape[1])[None]
     q, k, v = layer.project(x)
-    return layer.finish(x, attend(q, as_keys(k), as_values(v), positions, positions, None, theta))
+    return layer.finish(
+        x, attend(q, as_keys(k), as_values(v), q_positions=positions, k_positions=positions, theta=theta)
+    )
 
 
 def _row(source: Source, name: str, index: int) -> np.ndarray:

@@ -31,6 +31,10 @@ class Unsupported(NotImplementedError):
     """This kernel does not serve these shapes, dtypes or this platform; the message says which and why."""
 
 
+class UnknownBackend(ValueError):
+    """A name that is no backend's; the message lists those that are."""
+
+
 class Kernel(Protocol, Hashable):
     """A kernel with everything static bound: hashable, so that one build check serves every later trace."""
 
@@ -42,7 +46,7 @@ def using(backend: str, *, strict: bool = False) -> Iterator[None]:
     """Within the context, what is traced asks for this backend: "auto" or one of BACKENDS; ``strict``: or fails.
 
     Raises:
-      ValueError: an unknown backend name.
+      UnknownBackend: no such name.
     """
     token = _around.set((_checked(backend, "backend"), strict))
     try:
@@ -62,7 +66,7 @@ def choose(op: str, *, platform: str, backend: str | None = None, build: Callabl
         the kernel cannot be had.
 
     Raises:
-      ValueError: an unknown backend name, in the argument or the environment.
+      UnknownBackend: no such name, in the argument or the environment.
       Unsupported: the argument, or a strict context, names a route that cannot be had.
     """
     around, strict = _around.get()
@@ -136,7 +140,7 @@ def _checked(name: str | None, source: str) -> str | None:
     if not name or name == AUTO:
         return None
     if name not in BACKENDS:
-        raise ValueError(f"{source}={name!r} is no kernel backend; accepted: {', '.join((AUTO, *BACKENDS))}")
+        raise UnknownBackend(f"{source}={name!r} is no kernel backend; accepted: {', '.join((AUTO, *BACKENDS))}")
     return name
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from pallas_kernels import dispatch
 from polestar_jax import commit
 from polestar_jax.cache import NoCache
 from polestar_jax.decode.policy import CachePolicy, Decoder
@@ -33,6 +34,11 @@ COMMON = {
         help="end-of-text and end-of-turn tokens: free, committed after all others, or barred",
     ),
     "stop_at_eos": Setting(type=bool, default=False, help="stop at the first complete block with an end of text"),
+    "kernels": Setting(
+        type=str, default=dispatch.AUTO, choices=(dispatch.AUTO, *dispatch.BACKENDS),
+        help="what computes attention, drift, residuals and scores: Pallas kernels where they can be had (auto), or as named",
+    ),
+    "strict_kernels": Setting(type=bool, default=False, help="refuse to decode where a named kernel cannot be had"),
     "guidance": Setting(type=float, default=0.0, low=0, high=1e3, help="classifier-free guidance; doubles the rows"),
 }  # fmt: skip
 FILTERS = {
@@ -150,6 +156,8 @@ def _decoder(
         sampling=Sampling(**{key: value for key, value in values.items() if key in fields}),
         guidance=values["guidance"],
         stop_at_eos=values["stop_at_eos"],
+        kernels=values["kernels"],
+        strict_kernels=values["strict_kernels"],
         chosen=tuple((values | {"block_length": block_length}).items()),
     )
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pallas_kernels.vocab_scores import VocabScores, vocab_scores
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
 
@@ -37,6 +38,9 @@ class TableModel(nnx.Module):
 
     def logits(self, rows: jax.Array) -> jax.Array:
         return self.table[...][rows[..., 0].astype(jnp.int32)]
+
+    def scores(self, rows: jax.Array, barred: tuple[int, ...] = ()) -> VocabScores:
+        return vocab_scores(self.logits(rows), barred=barred)
 
 
 def random_model(spec: ModelSpec = SPEC, seed: int = 0, sharpness: float = 40.0) -> Denoiser:

@@ -32,7 +32,7 @@ def vocab_scores(logits: jax.Array, *, barred: tuple[int, ...] = (), backend: st
     if logits.ndim == 0 or logits.shape[-1] == 0 or str(logits.dtype) not in DTYPES:
         raise ValueError(f"logits {logits.dtype}{list(logits.shape)}: need [..., v] with v > 0 of {', '.join(DTYPES)}")
     *lead, vocab = logits.shape
-    ranges, first_allowed = _ranges(barred, vocab)
+    ranges, first_allowed = ref.as_ranges(barred, vocab)
     flat = jax.ShapeDtypeStruct((logits.size // vocab, vocab), logits.dtype)
     platform = dispatch.current_platform()
 
@@ -55,20 +55,3 @@ def _kernel(flat: jax.ShapeDtypeStruct, barred: Ranges, first_allowed: int, *, i
     except ImportError as error:
         raise dispatch.Unsupported(f"jax {jax.__version__} has no Pallas Triton route ({error})") from error
     return triton.plan(flat.shape, jnp.dtype(flat.dtype), barred, first_allowed, interpret=interpret)
-
-
-def _ranges(barred: tuple[int, ...], vocab: int) -> tuple[Ranges, int]:
-    """Barred ids as half-open ranges in rising order, and the lowest id outside them."""
-    ranges: list[tuple[int, int]] = []
-    first_allowed = 0
-    for token in sorted({int(token) for token in barred}):
-        if not 0 <= token < vocab:
-            raise ValueError(f"barred id {token} is outside the vocabulary of {vocab} ids")
-        first_allowed += token == first_allowed
-        if ranges and ranges[-1][1] == token:
-            ranges[-1] = (ranges[-1][0], token + 1)
-        else:
-            ranges.append((token, token + 1))
-    if first_allowed == vocab:
-        raise ValueError(f"barred: all {vocab} ids are barred")
-    return tuple(ranges), first_allowed

@@ -30,6 +30,27 @@ class VocabScores(NamedTuple):
     lse: jax.Array
 
 
+def as_ranges(barred: tuple[int, ...], vocab: int) -> tuple[Ranges, int]:
+    """Barred ids as half-open ranges in rising order, and the lowest id outside them.
+
+    Raises:
+      ValueError: a barred id outside the vocabulary, or all ids barred.
+    """
+    ranges: list[tuple[int, int]] = []
+    first_allowed = 0
+    for token in sorted({int(token) for token in barred}):
+        if not 0 <= token < vocab:
+            raise ValueError(f"barred id {token} is outside the vocabulary of {vocab} ids")
+        first_allowed += token == first_allowed
+        if ranges and ranges[-1][1] == token:
+            ranges[-1] = (ranges[-1][0], token + 1)
+        else:
+            ranges.append((token, token + 1))
+    if first_allowed == vocab:
+        raise ValueError(f"barred: all {vocab} ids are barred")
+    return tuple(ranges), first_allowed
+
+
 def in_ranges(ids: jax.Array, ranges: Ranges) -> jax.Array:
     """Which ids lie in one of the half-open ranges: bool, in the shape of ids."""
     inside = jnp.zeros(ids.shape, bool)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,28 +18,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.dispatch import Unsupported
-from pallas_kernels.vocab_scores.ref import Ranges, VocabScores, in_ranges
+from pallas_kernels.vocab_scores.parts import (
+    LOWEST,
+    MAX_RANGES,
+    NO_TOKEN,
+    PARTIAL_DTYPES,
+    Partial,
+    clipped,
+    finish,
+    merge,
+)
+from pallas_kernels.vocab_scores.ref import Ranges, VocabScores
 
-LOWEST = -1e30  # stands for -inf: finite, so that differences of two of them are numbers; no real logit lies below
-NO_TOKEN = 2**31 - 1
-MAX_RANGES = 16  # each costs two comparisons per logit
 MAX_BLOCK = 1024
 WARP = 32
 PROGRAMS = 512  # about four per multiprocessor of an A100 (108) or H100 (132)
-
-
-class Partial(NamedTuple):
-    """What a share of a row contributes; shares merge in any order.
-
-    ``top`` and ``second`` float32: the two largest logits, with multiplicity; ``token`` int32: the lowest id of the
-    largest; ``mass`` float32: sum of e^(s - top); ``slope`` float32: sum of e^(s - top) (s - top).
-    """
-
-    top: jax.Array
-    second: jax.Array
-    token: jax.Array
-    mass: jax.Array
-    slope: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,18 +55,17 @@ class Plan:
     def __call__(self, logits: jax.Array) -> VocabScores:
         shape = (self.rows, self.splits)
         cell = pl.BlockSpec((None, None), lambda row, split: (row, split))
-        dtypes = Partial(jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.float32)
         shares = pl.pallas_call(
             functools.partial(_kernel, plan=self),
             grid=shape,
             in_specs=[pl.BlockSpec((None, self.vocab), lambda row, split: (row, 0))],
-            out_specs=[cell] * len(dtypes),
-            out_shape=[jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes],
+            out_specs=[cell] * len(PARTIAL_DTYPES),
+            out_shape=[jax.ShapeDtypeStruct(shape, dtype) for dtype in PARTIAL_DTYPES],
             compiler_params=plgpu.CompilerParams(num_warps=max(1, min(4, self.block // WARP)), num_stages=2),
             interpret=self.interpret,
             name="vocab_scores",
         )(logits)
-        return _finish(_merge(Partial(*shares)), self.first_allowed)
+        return finish(merge(Partial(*shares)), self.first_allowed)
 
 
 def plan(shape: tuple[int, int], dtype: jnp.dtype, barred: Ranges, first_allowed: int, *, interpret: bool) -> Plan:
@@ -111,15 +102,13 @@ def _kernel(logits_ref, *out_refs, plan: Plan):
     def body(index: jax.Array, lane: Partial) -> Partial:
         start = (first + index) * plan.block
         ids = start + lanes
-        inside = ids < plan.vocab
-        s = plgpu.load(logits_ref.at[pl.ds(start, plan.block)], mask=inside, other=LOWEST).astype(jnp.float32)
-        s = jnp.where(in_ranges(ids, plan.barred) | ~inside | (s < LOWEST), LOWEST, s)
-        return _push(lane, s, ids)
+        s = plgpu.load(logits_ref.at[pl.ds(start, plan.block)], mask=ids < plan.vocab, other=LOWEST)
+        return _push(lane, clipped(s.astype(jnp.float32), ids, plan.vocab, plan.barred), ids)
 
     lowest, zero = jnp.full((plan.block,), LOWEST, jnp.float32), jnp.zeros((plan.block,), jnp.float32)
     nothing = Partial(lowest, lowest, jnp.full((plan.block,), NO_TOKEN, jnp.int32), zero, zero)
     lane = lax.fori_loop(0, plan.blocks_per_program, body, nothing)
-    for out_ref, value in zip(out_refs, _merge(lane), strict=True):
+    for out_ref, value in zip(out_refs, merge(lane), strict=True):
         out_ref[...] = value
 
 
@@ -134,35 +123,4 @@ def _push(old: Partial, s: jax.Array, ids: jax.Array) -> Partial:
         token=jnp.where(up, ids, old.token),
         mass=jnp.where(up, old.mass * shrink + 1.0, old.mass + shrink),
         slope=jnp.where(up, (old.slope - old.mass * gap) * shrink, old.slope + shrink * gap),
-    )
-
-
-def _merge(parts: Partial) -> Partial:
-    """Merge the parts along the last axis."""
-    top = jnp.max(parts.top, axis=-1, keepdims=True)
-    token = jnp.min(jnp.where(parts.top == top, parts.token, NO_TOKEN), axis=-1, keepdims=True)
-    gap = parts.top - top
-    weight = jnp.exp(gap)
-    return Partial(
-        top=jnp.squeeze(top, -1),
-        second=jnp.max(jnp.where(parts.token == token, parts.second, parts.top), axis=-1),
-        token=jnp.squeeze(token, -1),
-        mass=jnp.sum(parts.mass * weight, axis=-1),
-        slope=jnp.sum((parts.slope + parts.mass * gap) * weight, axis=-1),
-    )
-
-
-def _finish(row: Partial, first_allowed: int) -> VocabScores:
-    """Scores of whole rows."""
-    found = row.top > LOWEST
-    # An infinite or NaN logit has made mass or slope NaN; so has the lack of any finite one, here.
-    mass = jnp.where(found, row.mass, jnp.nan)
-    runner_up = jnp.where(row.second > LOWEST, jnp.exp(row.second - row.top), 0.0)
-    log_mass = jnp.log(mass)
-    return VocabScores(
-        token=jnp.where(row.token == NO_TOKEN, first_allowed, row.token),
-        confidence=1.0 / mass,
-        margin=(1.0 - runner_up) / mass,
-        neg_entropy=row.slope / mass - log_mass,
-        lse=jnp.where(found, row.top + log_mass, -jnp.inf),
     )

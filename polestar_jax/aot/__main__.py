@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--block", type=int, default=size.block, help="positions of a block; default: %(default)s")
     result.add_argument("--batch", type=int, default=size.batch, help="sequences; default: %(default)s")
     result.add_argument("--dtype", choices=DTYPES, default=size.dtype, help="of the weights; default: %(default)s")
+    result.add_argument(
+        "--set", action="append", default=[], dest="settings", metavar="NAME=VALUE", help="a setting of the method"
+    )
     result.add_argument("--ptx", action="store_true", help="report registers and spills of every kernel")
     return result
 
@@ -36,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 (compiling failed) or 2 (wrong use)."""
     options = vars(parser().parse_args(argv))
     target, what, ptx = options.pop("target"), options.pop("what"), options.pop("ptx")
+    options["settings"] = tuple(tuple(pair.partition("=")[::2]) for pair in options["settings"])
     try:
         report = launch.run(target, what, Size(**options), ptx=ptx)
     except (InputError, RunError) as error:

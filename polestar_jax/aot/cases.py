@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,13 @@ from polestar_jax import decoders
 from polestar_jax.aot.compile import Case
 from polestar_jax.aot.kernels import KERNELS
 from polestar_jax.decode import engine
+from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.state import DecodeState
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.models.published import PUBLISHED
+from polestar_jax.polestar.residency import fetch, park
+from polestar_jax.polestar.residuals import Stored
 from polestar_jax.spec import ModelSpec
 
 DTYPES = ("bfloat16", "float32")
@@ -31,6 +35,7 @@ class Size:
       layers: keep only the first layers; None for all.
       prompt: prompt columns; gen: generated positions; block: positions of a block; batch: sequences.
       dtype: of the weights.
+      settings: of the decoding method, (name, value as text) each.
 
     Raises:
       InputError: a value out of range.
@@ -43,6 +48,7 @@ class Size:
     block: int = 32
     batch: int = 1
     dtype: str = "bfloat16"
+    settings: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("model", self.model, PUBLISHED), ("dtype", self.dtype, DTYPES)):
@@ -51,6 +57,7 @@ class Size:
         depth = PUBLISHED[self.model].n_layers
         if self.layers is not None and not 1 <= self.layers <= depth:
             raise InputError(f"layers {self.layers} is not in 1..{depth}, the depth of {self.model}")
+        object.__setattr__(self, "settings", tuple(map(tuple, self.settings)))  # lists, where it came as JSON
         for name in ("prompt", "gen", "block", "batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)} is not positive")
@@ -116,7 +123,7 @@ def _forward(size: Size) -> Case:
 def _decoding(method: str, plan: int | None, size: Size) -> Case:
     """A method's pass or whole loop at its default settings, the state donated."""
     graph, weights = size.split_model()
-    decoder = decoders.METHODS[method].build(gen_length=size.gen, block_length=size.block)
+    decoder = _decoder(method, size)
     prompts = [[size.spec.eos_id] * size.prompt] * size.batch  # only the shapes count
 
     def start(weights: nnx.State) -> DecodeState:
@@ -124,8 +131,32 @@ def _decoding(method: str, plan: int | None, size: Size) -> Case:
 
     def run(weights: nnx.State, state: DecodeState) -> DecodeState:
         model = nnx.merge(graph, weights)
-        return engine.decode(model, decoder, state) if plan is None else engine.step(model, decoder, state, plan)
+        state = _moved(decoder, state, lambda layer: park(jax.tree.map(jnp.zeros_like, layer), RESIDENT))
+        state = engine.decode(model, decoder, state) if plan is None else engine.step(model, decoder, state, plan)
+        return _moved(decoder, state, lambda layer: fetch(layer, RESIDENT))
 
     state = jax.eval_shape(start, weights)
     kind = "loop" if plan is None else decoder.cache.plans[plan].name
     return Case(name=f"{size.model} {method} {kind}", function=run, args=(weights, state), donate=(1,))
+
+
+RESIDENT = "pinned_host"
+
+
+def _decoder(method: str, size: Size) -> Decoder:
+    """The method with the case's settings."""
+    known = decoders.METHODS[method].settings
+    for name, _ in size.settings:
+        if name not in known:
+            raise InputError(f"method {method} has no setting {name!r}; it has: {', '.join(known)}")
+    values = {name: known[name].parse(name, text) for name, text in size.settings}
+    return decoders.METHODS[method].build(**{"gen_length": size.gen, "block_length": size.block} | values)
+
+
+def _moved(decoder: Decoder, state: DecodeState, move: Callable[[Stored], Stored]) -> DecodeState:
+    """The state with its host arrays moved: a device that is not here takes and gives none, so that they are made from nothing
+    in the program and fetched at its end."""
+    if getattr(decoder.cache, "residency", "device") == "device":
+        return state
+    layers = tuple(layer._replace(hidden=move(layer.hidden)) for layer in state.cache.layers)
+    return state.replace(cache=state.cache._replace(layers=layers))

@@ -39,6 +39,8 @@ class Report:
       custom_call_bytes: operands and results of those calls, each counted once.
       flops: floating-point operations, loop bodies once, library and Pallas calls 0.
       custom_calls: library and Pallas calls in the program, by target.
+      pallas_kernels: those of Pallas kernels, by the kernel's name.
+      host_transfers: copies between device and pinned host memory, "to_host" and "from_host", a loop body once.
       launches: what the host dispatches, by kind, as written in the compiler's plan (a loop body once). Kernels inside
         one "CommandBuffer" are one CUDA graph.
       big_copies: copies of more than 512 Ki elements, as "dtype[shape]".
@@ -60,6 +62,8 @@ class Report:
     custom_call_bytes: int
     flops: int
     custom_calls: dict[str, int]
+    pallas_kernels: dict[str, int]
+    host_transfers: dict[str, int]
     launches: dict[str, int]
     big_copies: list[str]
     kernels: dict[str, inspect.Resources] | None
@@ -98,6 +102,8 @@ def compile_case(case: Case, target: str, *, dump: pathlib.Path, ptx: bool = Fal
         custom_call_bytes=inspect.custom_call_bytes(text),
         flops=int(cost["flops"]),
         custom_calls=inspect.custom_calls(text),
+        pallas_kernels=inspect.pallas_kernels(text),
+        host_transfers=inspect.host_transfers(text),
         launches=inspect.launches(dump),
         big_copies=inspect.big_copies(text),
         kernels=inspect.kernel_resources(dump) if ptx else None,

@@ -12,6 +12,11 @@ import subprocess
 from typing import NamedTuple
 
 BIG_COPY = 1 << 19  # elements
+PALLAS = "__gpu$xla.gpu.triton"
+HOST_SPACE = "S(5)"  # in the layout of an array in pinned host memory
+_NO_MOVE = {
+    "parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "opt-barrier", "after-all",
+}  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z\-]*)\((.*)$", re.M)
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 
@@ -38,6 +43,43 @@ def big_copies(text: str) -> list[str]:
 def custom_calls(text: str) -> dict[str, int]:
     """Number of calls in HLO text by their target."""
     return dict(collections.Counter(re.findall(r'custom_call_target="([^"]+)"', text)))
+
+
+def pallas_kernels(text: str) -> dict[str, int]:
+    """Number of calls of each Pallas kernel in HLO text, by the kernel's name; a loop body counts once."""
+    found = []
+    for _, _, op, rest in _INSTRUCTION.findall(text):
+        if op == "custom-call" and f'custom_call_target="{PALLAS}"' in rest:
+            name = re.search(r', name = "([^"]+)"', rest) or re.search(r'op_name="[^"]*?([^/"]+)/pallas_call', rest)
+            found.append(name[1] if name else "unnamed")
+    return dict(collections.Counter(found))
+
+
+def host_transfers(text: str) -> dict[str, int]:
+    """Number of moves between device and pinned host memory in HLO text: "to_host" and "from_host"; a loop body counts once.
+
+    A move is any instruction that runs by itself, so none within a fusion, and reads the one memory and writes the other, or
+    updates an array in host memory from the device; one split into start and done counts once.
+    """
+    found = {"to_host": 0, "from_host": 0}
+    fused = set(re.findall(r"calls=%([\w.\-]+)", text))
+    for name, body in re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S):
+        if name in fused:
+            continue
+        instructions = _INSTRUCTION.findall(body)
+        types = {result: kind for result, kind, _, _ in instructions}
+        types |= {_operands(rest)[0]: kind for _, kind, op, rest in instructions if op.endswith("-done")}
+        for result, _, op, rest in instructions:
+            if op in _NO_MOVE or op.endswith("-done"):
+                continue
+            read = [types.get(operand, "") for operand in _operands(rest)]
+            from_host = any(HOST_SPACE in kind for kind in read)
+            from_device = any(HOST_SPACE not in kind and re.search(r"\[\d", kind) for kind in read)  # scalars aside
+            if HOST_SPACE in types[result]:
+                found["to_host"] += from_device or not from_host
+            else:
+                found["from_host"] += from_host
+    return found
 
 
 def custom_call_bytes(text: str) -> int:
@@ -93,6 +135,11 @@ def find_ptxas() -> str | None:
             if (path := pathlib.Path(folder, inside)).is_file():
                 return str(path)
     return shutil.which("ptxas")
+
+
+def _operands(rest: str) -> list[str]:
+    """Names of an instruction's operands, from its text behind the opening parenthesis."""
+    return re.findall(r"%([\w.\-]+)", re.split(r"\), [a-z_]+=", rest, maxsplit=1)[0])
 
 
 def _elements(shape: str) -> int:

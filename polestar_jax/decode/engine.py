@@ -18,10 +18,11 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from pallas_kernels import dispatch
 from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder, Span
 from polestar_jax.decode.prompts import check_prompt, check_seed
-from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, score_rows
+from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, best_rows, score_rows
 from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, by_position, kept
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
@@ -122,9 +123,24 @@ def _fresh(
 def step(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None = None) -> DecodeState:
     """One forward pass and its commits, by the plan of this index in ``decoder.cache.plans`` (default: the one that is needed
     first) and for every unfinished sequence that it serves; the others are left as they are."""
+    with _kernels(decoder):
+        return _advanced(model, decoder, state, plan)
+
+
+@contextlib.contextmanager
+def _kernels(decoder: Decoder) -> Iterator[None]:
+    """What is traced inside takes the decoder's choice of kernels."""
+    try:
+        with dispatch.using(decoder.kernels, strict=decoder.strict_kernels):
+            yield
+    except (dispatch.Unsupported, dispatch.UnknownBackend) as error:
+        raise InputError(f"kernels={decoder.kernels} cannot be had: {error}") from error
+
+
+def _advanced(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None) -> DecodeState:
     plans, spec = decoder.cache.plans, model.spec
     if plan is None and len(plans) > 1:
-        runs = [functools.partial(step, model, decoder, plan=i) for i in range(len(plans))]
+        runs = [functools.partial(_advanced, model, decoder, plan=i) for i in range(len(plans))]
         return lax.switch(needed(decoder, state, spec), runs, state)
     plan = plan or 0
     state = state.replace(active=~state.done & _served(decoder, state, plan, spec))
@@ -184,12 +200,16 @@ def _forward(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -
     """The cache policy's pass, without its guidance half, and the scores of what it computed."""
     spec, b = model.spec, state.done.shape[0]
     result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec), plan)
+    sampling = decoder.sampling
+    if not (decoder.guidance or sampling.needs_logits):
+        rows = best_rows(model.scores(result.rows, sampling.barred(spec)), sampling, spec)
+        return result, _scores(rows, result, state, spec.mask_id)
     logits = model.logits(result.rows)
     if decoder.guidance:
         conditional, unconditional = jnp.split(logits, 2)
         logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
         result = jax.tree.map(lambda x: x[:b], result._replace(cache=None))._replace(cache=result.cache)
-    rows = score_rows(logits, decoder.sampling, spec, state.pass_key(TOKEN_NOISE))
+    rows = score_rows(logits, sampling, spec, state.pass_key(TOKEN_NOISE))
     return result, _scores(rows, result, state, spec.mask_id)
 
 
@@ -280,11 +300,19 @@ def _compile(
     if signature in _compiled:
         return _compiled[signature], 0.0
     started = time.perf_counter()
+    while len(_compiled) >= MAX_PROGRAMS:
+        del _compiled[next(iter(_compiled))]
     _compiled[signature] = program.lower(graph, weights, decoder, *states, **static).compile()
     return _compiled[signature], time.perf_counter() - started
 
 
 _compiled: dict[Any, Callable] = {}
+MAX_PROGRAMS = 16  # the oldest goes first: on a CPU each holds about a thousand of the 65,530 memory maps of a process
+
+
+def forget_programs() -> None:
+    """Drop every compiled program that is kept for later calls."""
+    _compiled.clear()
 
 
 def split(model: Denoiser) -> tuple[nnx.GraphDef, Any]:

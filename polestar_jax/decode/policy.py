@@ -102,6 +102,9 @@ class Decoder:
       guidance: classifier-free guidance scale s >= 0; logits are u + (s + 1)(c - u), u from a masked prompt. 0: off.
       stop_at_eos: stop at the first complete span that contains an end-of-text token and fill the rest with it.
       trace: what to record, or None.
+      kernels: "auto" (what the environment variable POLESTAR_KERNELS names, else Pallas kernels on NVIDIA GPUs and XLA
+        elsewhere), "xla", "pallas" or "interpret" (Pallas kernels run by an interpreter, to test them); where a kernel
+        cannot be had, XLA takes over with a notice, or, under ``strict_kernels``, decoding is refused.
       chosen: the method's settings as they were given, for reports; dropped when a policy is replaced.
     """
 
@@ -114,6 +117,8 @@ class Decoder:
     guidance: float = 0.0
     stop_at_eos: bool = False
     trace: Trace | None = None
+    kernels: str = "auto"
+    strict_kernels: bool = False
     chosen: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self):
@@ -149,7 +154,8 @@ class Decoder:
 
     def settings(self) -> dict[str, Any]:
         """Every setting in force, flat: the decoder's own, then its policies'."""
-        own = {"gen_length": self.gen_length, "guidance": self.guidance, "stop_at_eos": self.stop_at_eos}
+        names = ("gen_length", "guidance", "stop_at_eos", "kernels", "strict_kernels")
+        own = {name: getattr(self, name) for name in names}
         own |= {part: type(getattr(self, part)).__name__ for part in ("schedule", "cache", "commit")}
         for part in (self.schedule, self.cache, self.commit, self.sampling):
             own.update(settings_of(part))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.vocab_scores import vocab_scores
+from pallas_kernels.vocab_scores import VocabScores, vocab_scores
 from polestar_jax.spec import ModelSpec
 
 TOKEN_NOISE, ORDER_NOISE = range(2)
@@ -27,7 +27,7 @@ class Sampling:
       temperature: 0 for the arg max.
       top_p, top_k: Dream's filters on the tempered distribution, or None.
       filtered_confidence: whether confidence, margin and entropy are those of the tempered, filtered distribution (Dream)
-        or of the plain softmax (LLaDA). The same at temperature 0 without filters.
+        or of the plain softmax (LLaDA). The same at temperature 0 without filters; the token is then the arg max either way.
       exclude_mask: whether the mask token is barred (paper equation 1).
       eos: "allow"; "last": a proposed end-of-text or end-of-turn token has the lowest confidence, so it is committed when
         nothing else is left; "never": these tokens are barred.
@@ -39,6 +39,16 @@ class Sampling:
     filtered_confidence: bool = False
     exclude_mask: bool = True
     eos: str = "allow"
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more is asked for than the plain softmax and its arg max."""
+        filters = self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+        return self.temperature > 0 or (self.filtered_confidence and filters)
+
+    def barred(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Ids that are never proposed."""
+        return ((spec.mask_id,) if self.exclude_mask else ()) + (spec.stop_ids if self.eos == "never" else ())
 
 
 class RowScores(NamedTuple):
@@ -60,19 +70,28 @@ def score_rows(logits: jax.Array, sampling: Sampling, spec: ModelSpec, key: jax.
       spec: names the barred ids.
       key: PRNG keys [b]; unused at temperature 0.
     """
-    barred = ((spec.mask_id,) if sampling.exclude_mask else ()) + (spec.stop_ids if sampling.eos == "never" else ())
-    if sampling.temperature == 0:
-        best = vocab_scores(logits, barred=barred)
-        scores = RowScores(best.token, best.confidence, best.margin, best.neg_entropy, jnp.zeros_like(best.token, bool))
-    else:
-        scores = _sampled(logits, barred, sampling, key)
-    if sampling.eos == "last":
-        scores = scores._replace(deferred=jnp.isin(scores.token, jnp.array(spec.stop_ids)))
-    return scores
-
-
-def _sampled(logits: jax.Array, barred: tuple[int, ...], sampling: Sampling, key: jax.Array) -> RowScores:
+    barred = sampling.barred(spec)
+    if not sampling.needs_logits:
+        return best_rows(vocab_scores(logits, barred=barred), sampling, spec)
     logits = logits.at[..., list(barred)].set(-jnp.inf) if barred else logits
+    if sampling.temperature == 0:
+        return best_rows(vocab_scores(_filtered(logits, sampling)), sampling, spec)
+    return _deferring(_sampled(logits, sampling, key), sampling, spec)
+
+
+def best_rows(best: VocabScores, sampling: Sampling, spec: ModelSpec) -> RowScores:
+    """The arg max and its statistics, from the scores [b, r] of a vocabulary without the barred ids."""
+    none = jnp.zeros_like(best.token, bool)
+    return _deferring(RowScores(best.token, best.confidence, best.margin, best.neg_entropy, none), sampling, spec)
+
+
+def _deferring(scores: RowScores, sampling: Sampling, spec: ModelSpec) -> RowScores:
+    if sampling.eos != "last":
+        return scores
+    return scores._replace(deferred=jnp.isin(scores.token, jnp.array(spec.stop_ids)))
+
+
+def _sampled(logits: jax.Array, sampling: Sampling, key: jax.Array) -> RowScores:
     tempered = _filtered(logits / sampling.temperature, sampling)
     # One draw a sequence, so that a sequence samples the same alone and in a batch.
     noise = jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:], jnp.float32, mode="high"))(key)

@@ -17,7 +17,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from polestar_jax.models.attention import as_keys, as_values, attend
+from pallas_kernels.attention import attend
+from pallas_kernels.head_scores import head_scores
+from pallas_kernels.vocab_scores import VocabScores
+from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.spec import ModelSpec
 
 
@@ -66,14 +69,21 @@ class Block(nnx.Module):
         fused = jnp.einsum("brd,dgje->brgje", self.attn_norm(x), self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
+        fused = _once(fused)
         b, r, g, j, e = fused.shape
         return QKV(fused[..., : j - 2, :].reshape(b, r, g * (j - 2), e), fused[..., j - 2, :], fused[..., j - 1, :])
 
     def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
         """Output projection of heads [b, r, h, e], residual, MLP, residual: the layer's output [b, r, d]."""
-        x = x + jnp.einsum("brhe,hed->brd", heads, self.out[...])
+        x = _once(x + jnp.einsum("brhe,hed->brd", heads, self.out[...]))
         gate_up = jnp.einsum("brd,dcf->brcf", self.mlp_norm(x), self.gate_up[...])
-        return x + jnp.einsum("brf,fd->brd", nnx.silu(gate_up[..., 0, :]) * gate_up[..., 1, :], self.down[...])
+        gated = nnx.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
+        return _once(x + jnp.einsum("brf,fd->brd", gated, self.down[...]))
+
+
+def _once(x: jax.Array) -> jax.Array:
+    """A product's result as one array: with few rows its sum is split among programs, and each user would add the parts up."""
+    return lax.optimization_barrier(x)
 
 
 class Denoiser(nnx.Module):
@@ -104,6 +114,10 @@ class Denoiser(nnx.Module):
         """Final norm and head of last-layer rows x [b, r, d] -> float32 logits [b, r, v]."""
         return jnp.einsum("brd,dv->brv", self.norm(x), self.head[...], preferred_element_type=jnp.float32)
 
+    def scores(self, x: jax.Array, barred: tuple[int, ...] = ()) -> VocabScores:
+        """The best token of last-layer rows x [b, r, d] among those not ``barred``, and its statistics, each [b, r]."""
+        return head_scores(self.norm(x), self.head[...], barred=barred)
+
     def __call__(self, tokens: jax.Array, positions: jax.Array, valid: jax.Array | None = None) -> jax.Array:
         """Full bidirectional pass without a cache: last-layer rows [b, n, d], before the final norm.
 
@@ -114,5 +128,9 @@ class Denoiser(nnx.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             q, k, v = layer.project(x)
-            x = layer.finish(x, attend(q, as_keys(k), as_values(v), positions, positions, valid, self.spec.rope_theta))
+            heads = attend(
+                q, as_keys(k), as_values(v),
+                q_positions=positions, k_positions=positions, theta=self.spec.rope_theta, valid=valid,
+            )  # fmt: skip
+            x = layer.finish(x, heads)
         return x

@@ -42,6 +42,7 @@ class PolestarCache:
       quantization: format of the stored hidden states, see ``residuals``.
       patch_committed: whether a refresh gives the first layer the new embeddings of window tokens committed in this block.
       score_suffix: whether a refresh scores the suffix rows that the last layer recomputed.
+      residency: where stored states stay between passes, see ``residency``.
       packet_capacity: rows computed for the selected clusters where that is enough for them; None: all window rows.
 
     Raises:
@@ -66,6 +67,7 @@ class PolestarCache:
     patch_committed: bool
     score_suffix: bool
     packet_capacity: int | None = None
+    residency: str = "device"
 
     plans = (Plan(FULL), Plan(LOCAL), Plan(REFRESH, also=(STEP,)), Plan(STEP))
     gives_drift = True
@@ -103,7 +105,7 @@ class PolestarCache:
         b, n = state.tokens.shape
         return empty(
             spec, batch=b, columns=n, block=self.block_length, window=self.window, clusters=self.clusters,
-            form=self.quantization, dtype=dtype,
+            form=self.quantization, residency=self.residency, dtype=dtype,
         )  # fmt: skip
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass, kept
-from polestar_jax.models.attention import as_keys, as_values, attend, attention_weights
+from pallas_kernels.attention import attend, measure
+from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass
+from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.polestar.clusters import centroid_rows, cluster
-from polestar_jax.polestar.drift import proxy_attention
+from polestar_jax.polestar.residency import fetch, park
 from polestar_jax.polestar.residuals import store
-from polestar_jax.polestar.state import LayerCache, PolestarState
+from polestar_jax.polestar.state import LayerCache, PolestarState, settled
 from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, window_rows
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
     written = jnp.broadcast_to(active[:, None], rows.live.shape)
     positions, canvas = rows.take(state.positions), state.positions
     valid = canvas >= 0
+    rest = dict(theta=spec.rope_theta, valid=valid)
     x = model.embed(rows.take(state.tokens))
     layers, labels = [], []
     for layer, old in zip(model.layers, state.cache.layers, strict=True):
@@ -46,23 +48,23 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
         q, k, v = layer.project(jnp.concatenate([x, found.centroids.astype(x.dtype)], axis=1))
         r = x.shape[1]
         if full:
-            k, v = kept(active, (as_keys(k[:, :r]), as_values(v[:, :r])), (old.k, old.v))
+            k, v = settled(active, (as_keys(k[:, :r]), as_values(v[:, :r])), (old.k, old.v))
         else:
             k, v = rows.write(old.k, k[:, :r], written, KEYS), rows.write(old.v, v[:, :r], written, VALUES)
-        proxy = proxy_attention(q[:, r:], k, valid)
-        hidden, found, proxy = kept(active, (hidden, found, proxy), (old.hidden, old.clusters, old.proxy))
-        layers.append(LayerCache(k, v, hidden, found, proxy))
+        proxy = measure(q[:, r:], k, valid=valid).distribution
+        before = fetch(old.hidden, policy.residency)
+        hidden, found, proxy = settled(active, (hidden, found, proxy), (before, old.clusters, old.proxy))
+        layers.append(LayerCache(k, v, park(hidden, policy.residency), found, proxy))
         labels.append(spread(window, jnp.where(window.live, found.labels, -1), n, -1))
         q = q[:, :r]
-        x = layer.finish(x, attend(q, k, v, positions, canvas, valid, spec.rope_theta))
+        x = layer.finish(x, attend(q, k, v, q_positions=positions, k_positions=canvas, **rest))
     if full:
         q, x = block.take(q), block.take(x)
     q, x = q[:, :size], x[:, :size]
-    own = block.take(canvas)[:, spec.logit_shift :]
-    attention = attention_weights(q[:, spec.logit_shift :], k, own, canvas, valid, spec.rope_theta)
+    attention = measure(q, k, q_positions=block.take(canvas), k_positions=canvas, **rest).distribution
     cache = PolestarState(
         tuple(layers),
-        kept(active, attention, state.cache.attention),
+        settled(active, attention, state.cache.attention),
         jnp.where(active, 0, state.cache.since_refresh),
     )
     return Pass(

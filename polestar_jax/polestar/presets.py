@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polestar_jax.polestar.clusters import KINDS
+from polestar_jax.polestar.residency import RESIDENCIES
 from polestar_jax.polestar.residuals import GROUPS
 from polestar_jax.settings import Setting
 
@@ -55,6 +56,10 @@ SETTINGS = {
     "quantization": Setting(type=str, default="nvfp4", choices=tuple(GROUPS), help="how window states are stored (Table 11)"),
     "patch_committed": Setting(
         type=bool, default=False, help="a refresh gives the first layer the embeddings of tokens committed early"
+    ),
+    "residency": Setting(
+        type=str, default="device", choices=RESIDENCIES,
+        help="where stored window states stay between passes; pinned_host: in host memory, fetched layer by layer",
     ),
     "packet_capacity": Setting(
         type=int, default=None, low=1, help="compute this many window rows at a refresh where they hold those selected; none: all"

@@ -6,12 +6,15 @@ key/value heads, e head dim.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.attention import Distribution
+from polestar_jax.decode.state import kept
 from polestar_jax.polestar.clusters import Clusters
+from polestar_jax.polestar.residency import park
 from polestar_jax.polestar.residuals import Stored, store
 from polestar_jax.spec import ModelSpec
 
@@ -21,16 +24,16 @@ class LayerCache(NamedTuple):
 
     Attributes:
       k: [b, g, n, e], v: [b, g, e, n] in the model's dtype, keys before rotation: of every canvas column.
-      hidden: the states that enter the layer for window rows [b, w, d], see :class:`Stored`.
+      hidden: the states that enter the layer for window rows [b, w, d], see :class:`Stored`; possibly in host memory.
       clusters: of those states, see :class:`Clusters`; the centroids follow their members at refreshes.
-      proxy: f32 [b, h, K, n], the centroids' attention at the last refresh or block entry.
+      proxy: of K rows, the centroids' attention at the last refresh or block entry, see :class:`Distribution`.
     """
 
     k: jax.Array
     v: jax.Array
     hidden: Stored
     clusters: Clusters
-    proxy: jax.Array
+    proxy: Distribution
 
 
 class PolestarState(NamedTuple):
@@ -38,17 +41,32 @@ class PolestarState(NamedTuple):
 
     Attributes:
       layers: one LayerCache each; separate arrays, so that each is updated in place.
-      attention: f32 [b, h, B, n], attention of the block's rows at the last layer in the previous pass.
+      attention: of B + shift rows, attention of the block's at the last layer in the previous pass.
       since_refresh: i32 [b], tokens committed in the block since its entry or the last refresh.
     """
 
     layers: tuple[LayerCache, ...]
-    attention: jax.Array
+    attention: Distribution
     since_refresh: jax.Array
 
 
+def settled(takes_part: jax.Array, new: Any, old: Any) -> Any:
+    """The pytree ``new`` for sequences that take part in the pass, bool [b], ``old`` for the others. A sequence that is alone
+    takes part in every pass that is run: its arrays are updated in place instead of being merged."""
+    return new if takes_part.shape[0] == 1 else kept(takes_part, new, old)
+
+
 def empty(
-    spec: ModelSpec, *, batch: int, columns: int, block: int, window: int, clusters: int, form: str, dtype: jnp.dtype
+    spec: ModelSpec,
+    *,
+    batch: int,
+    columns: int,
+    block: int,
+    window: int,
+    clusters: int,
+    form: str,
+    residency: str,
+    dtype: jnp.dtype,
 ) -> PolestarState:
     """Zeros everywhere: a block entry fills everything before it is read."""
 
@@ -61,9 +79,11 @@ def empty(
             jnp.full((batch, window), clusters, jnp.int32),
             jnp.zeros((batch, clusters), jnp.float32),
         )
-        proxy = jnp.zeros((batch, spec.n_heads, clusters, columns), jnp.float32)
-        return LayerCache(k, v, store(rows, rows, form, dtype), found, proxy)
+        return LayerCache(k, v, park(store(rows, rows, form, dtype), residency), found, nowhere(clusters))
 
-    attention = jnp.zeros((batch, spec.n_heads, block, columns), jnp.float32)
+    def nowhere(rows: int) -> Distribution:
+        shape = (batch, spec.n_heads, rows)
+        return Distribution(jnp.zeros((*shape, columns), jnp.float32), jnp.zeros(shape, jnp.float32))
+
     layers = tuple(layer() for _ in range(spec.n_layers))
-    return PolestarState(layers, attention, jnp.zeros(batch, jnp.int32))
+    return PolestarState(layers, nowhere(block + spec.logit_shift), jnp.zeros(batch, jnp.int32))

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position, kept
-from polestar_jax.models.attention import attention_weights, mix
+from pallas_kernels.attention import Distribution, Measured, attend, measure
+from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position
 from polestar_jax.models.denoiser import Block, Denoiser
 from polestar_jax.polestar.clusters import centroid_rows, moved
-from polestar_jax.polestar.drift import divergence, most_drifted, proxy_attention
+from polestar_jax.polestar.drift import most_drifted
+from polestar_jax.polestar.residency import fetch, park
 from polestar_jax.polestar.residuals import restore, store
-from polestar_jax.polestar.state import LayerCache, PolestarState
+from polestar_jax.polestar.state import LayerCache, PolestarState, settled
 from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, window_rows
 
 if TYPE_CHECKING:
@@ -74,14 +75,13 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
     packet = _first_packet(walk, state) if refresh else None
     layers, records = [], []
     for i, (layer, old) in enumerate(zip(model.layers, state.cache.layers, strict=True)):
+        previous = state.cache.attention if i == len(model.layers) - 1 else None
         if refresh:
-            x, weights, packet, new, record = _refreshed(walk, layer, old, x, packet, i == len(model.layers) - 1)
+            x, seen, packet, new, record = _refreshed(walk, layer, old, x, packet, previous)
             records.append(record)
         else:
-            x, weights, new = _stepped(walk, layer, old, x)
+            x, seen, new = _stepped(walk, layer, old, x, previous)
         layers.append(new)
-    attention = weights[:, :, shift : walk.size]
-    drift = divergence(attention, state.cache.attention)
     target = state.span_targets(policy.block_length)
     scored, sought = x[:, : policy.block_length], target
     if refresh and policy.score_suffix and policy.window_suffix:
@@ -96,10 +96,10 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
         full=jnp.zeros_like(due),
         cache=PolestarState(
             tuple(layers),
-            kept(active, attention, state.cache.attention),
+            settled(active, seen.distribution, state.cache.attention),
             jnp.where(active, jnp.where(due, 0, total), state.cache.since_refresh),
         ),
-        drift=by_position(drift, target, state.gen_length, jnp.nan),
+        drift=by_position(seen.drift[:, shift:], target, state.gen_length, jnp.nan),
         record={
             name: jnp.stack([record[name] for record in records], axis=1) for name in (records[0] if records else ())
         },
@@ -116,25 +116,43 @@ def _first_packet(walk: _Walk, state: DecodeState) -> _Packet:
     return _Packet(rows, walk.window.take(recent) & walk.window.live & walk.due[:, None])
 
 
-def _stepped(walk: _Walk, layer: Block, old: LayerCache, x: jax.Array) -> tuple[jax.Array, jax.Array, LayerCache]:
-    """A layer without a refresh: (output rows, their attention, new cache)."""
+def _stepped(
+    walk: _Walk, layer: Block, old: LayerCache, x: jax.Array, previous: Distribution | None
+) -> tuple[jax.Array, Measured | None, LayerCache]:
+    """A layer without a refresh: (output rows, at the last layer what they attend to, new cache)."""
     q, k, v = layer.project(x)
     k = walk.block.write(old.k, k, walk.working, KEYS)
     v = walk.block.write(old.v, v, walk.working, VALUES)
-    weights = attention_weights(
-        q, k, walk.positions[:, : walk.size], walk.canvas, walk.valid, walk.model.spec.rope_theta
-    )
-    return layer.finish(x, mix(weights, v)), weights, old._replace(k=k, v=v)
+    heads, seen = _attended(walk, q, (k, v), walk.positions[:, : walk.size], previous)
+    return layer.finish(x, heads), seen, old._replace(k=k, v=v)
+
+
+def _attended(
+    walk: _Walk, q: jax.Array, cache: tuple[jax.Array, jax.Array], positions: jax.Array, previous: Distribution | None
+) -> tuple[jax.Array, Measured | None]:
+    """Attention of the block's rows and those after them, [b, r, h, e]; with ``previous``, also what the block's attend to."""
+    rest = dict(k_positions=walk.canvas, theta=walk.model.spec.rope_theta, valid=walk.valid)
+    if previous is None:
+        return attend(q, *cache, q_positions=positions, **rest), None
+    r = walk.size
+    seen = measure(q[:, :r], *cache, previous=previous, q_positions=positions[:, :r], **rest)
+    heads = seen.out
+    if q.shape[1] > r:
+        after = attend(q[:, r:], *cache, q_positions=positions[:, r:], **rest)
+        heads = jnp.concatenate([heads, after], axis=1)
+    return heads, seen._replace(out=None)
 
 
 def _refreshed(
-    walk: _Walk, layer: Block, old: LayerCache, x: jax.Array, packet: _Packet, last: bool
-) -> tuple[jax.Array, jax.Array, _Packet, LayerCache, dict[str, jax.Array]]:
-    """A layer with a refresh: (output rows, their attention, packet for the layer above, new cache, trace fields)."""
+    walk: _Walk, layer: Block, old: LayerCache, x: jax.Array, packet: _Packet, previous: Distribution | None
+) -> tuple[jax.Array, Measured | None, _Packet, LayerCache, dict[str, jax.Array]]:
+    """A layer with a refresh: (output rows, at the last layer what they attend to, packet for the layer above, new cache, trace
+    fields)."""
     policy, window, due = walk.policy, walk.window, walk.due
     r, w = walk.size, policy.window
     # Patch what the layer below recomputed.
-    before = restore(old.hidden, centroid_rows(old.clusters.centroids, old.clusters.labels), policy.quantization)
+    stored = fetch(old.hidden, policy.residency)
+    before = restore(stored, centroid_rows(old.clusters.centroids, old.clusters.labels), policy.quantization)
     states = jnp.where(packet.chosen[..., None], packet.rows.astype(jnp.float32), before)
     clusters = old.clusters._replace(centroids=moved(old.clusters, states - before))
     rows = jnp.concatenate([x, states.astype(x.dtype)], axis=1)
@@ -142,42 +160,46 @@ def _refreshed(
     k_all = _written(walk, old.k, k, packet.chosen, KEYS)
     v_all = _written(walk, old.v, v, packet.chosen, VALUES)
     # Find the clusters whose attention moved most.
-    proxy = proxy_attention(q[:, r + w :], k_all, walk.valid)
-    moves = divergence(proxy, old.proxy)
-    least = (
-        1 if policy.kmeans == "paper" else 0
-    )  # the release ranks empty clusters too, but not those that do not exist
+    proxy, moves, _ = measure(q[:, r + w :], k_all, previous=old.proxy, valid=walk.valid)
+    # The release ranks empty clusters too, but not those that do not exist.
+    least = 1 if policy.kmeans == "paper" else 0
     moves = jnp.where(clusters.counts >= least, moves, -jnp.inf)
-    top = most_drifted(moves, policy.top(last))
+    top = most_drifted(moves, policy.top(last=previous is not None))
     member = jnp.pad(top, ((0, 0), (0, 1)))  # label K: a dead row
     chosen = jnp.take_along_axis(member, clusters.labels, axis=1) & window.live & due[:, None]
-    out, weights, recomputed = _computed(walk, layer, rows, q[:, : r + w], (k_all, v_all), chosen)
+    out, seen, recomputed = _computed(walk, layer, rows, q[:, : r + w], (k_all, v_all), chosen, previous)
     hidden = store(states, centroid_rows(clusters.centroids, clusters.labels), policy.quantization, walk.model.dtype)
-    hidden, clusters, proxy = kept(due, (hidden, clusters, proxy), (old.hidden, old.clusters, old.proxy))
+    hidden, clusters, proxy = settled(due, (hidden, clusters, proxy), (stored, old.clusters, old.proxy))
+    hidden = park(hidden, policy.residency)
     record = {
         "cluster_drift": jnp.where(due[:, None], moves, jnp.nan),
         "cluster_selected": top & due[:, None],
         "token_selected": spread(window, chosen, walk.canvas.shape[1], False),
     }
-    return out, weights, _Packet(recomputed, chosen), LayerCache(k_all, v_all, hidden, clusters, proxy), record
+    return out, seen, _Packet(recomputed, chosen), LayerCache(k_all, v_all, hidden, clusters, proxy), record
 
 
 def _computed(
-    walk: _Walk, layer: Block, rows: jax.Array, q: jax.Array, cache: tuple[jax.Array, jax.Array], chosen: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The layer's output for the block's rows [b, R, d], their attention [b, h, R, n], and its output for the window's rows
-    [b, w, d], of which only the ``chosen`` count.
+    walk: _Walk,
+    layer: Block,
+    rows: jax.Array,
+    q: jax.Array,
+    cache: tuple[jax.Array, jax.Array],
+    chosen: jax.Array,
+    previous: Distribution | None,
+) -> tuple[jax.Array, Measured | None, jax.Array]:
+    """The layer's output for the block's rows [b, R, d], at the last layer what they attend to, and its output for the window's
+    rows [b, w, d], of which only the ``chosen`` count.
 
     ``rows`` are the block's, then the window's. By default all are computed, in one product with the block's; with a
     ``packet_capacity``, only as many as that where all chosen ones fit.
     """
     r, w, capacity = walk.size, walk.policy.window, walk.policy.packet_capacity
-    theta = walk.model.spec.rope_theta
 
-    def outputs(rows: jax.Array, q: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        weights = attention_weights(q, cache[0], positions, walk.canvas, walk.valid, theta)
-        out = layer.finish(rows, mix(weights, cache[1]))
-        return out[:, :r], weights[:, :, :r], out[:, r:]
+    def outputs(rows: jax.Array, q: jax.Array, positions: jax.Array) -> tuple[jax.Array, Measured | None, jax.Array]:
+        heads, seen = _attended(walk, q, cache, positions, previous)
+        out = layer.finish(rows, heads)
+        return out[:, :r], seen, out[:, r:]
 
     if capacity is None or capacity == w:
         return outputs(rows, q, walk.positions)
@@ -185,10 +207,10 @@ def _computed(
     slots = jnp.argsort(~chosen, axis=1, stable=True)[:, :capacity]
     here = jnp.concatenate([jnp.broadcast_to(jnp.arange(r), (rows.shape[0], r)), r + slots], axis=1)
 
-    def packed() -> tuple[jax.Array, jax.Array, jax.Array]:
+    def packed() -> tuple[jax.Array, Measured | None, jax.Array]:
         of = lambda array: array[jnp.arange(array.shape[0])[:, None], here]  # noqa: E731
-        out, weights, some = outputs(of(rows), of(q), of(walk.positions))
-        return out, weights, jnp.zeros_like(rows[:, r:]).at[jnp.arange(rows.shape[0])[:, None], slots].set(some)
+        out, seen, some = outputs(of(rows), of(q), of(walk.positions))
+        return out, seen, jnp.zeros_like(rows[:, r:]).at[jnp.arange(rows.shape[0])[:, None], slots].set(some)
 
     fits = jnp.all(jnp.sum(chosen, axis=1) <= capacity)
     return lax.cond(fits, packed, lambda: outputs(rows, q, walk.positions))

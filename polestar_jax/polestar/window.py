@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from polestar_jax.decode.state import DecodeState
 
@@ -42,6 +43,8 @@ class Run(NamedTuple):
         source = jnp.clip(source, 0, r - 1)
         merge = known & jnp.take_along_axis(self.live & where, source, axis=1)
         rows = jnp.moveaxis(jnp.take_along_axis(rows, source[..., None, None], axis=1), 1, axis)
+        # Laid out as the cache is, or the compiler would lay the whole cache out as it likes its rows best.
+        rows = with_layout_constraint(rows, Layout(major_to_minor=(0, 1, 2, 3)))
 
         def merged(i: int | jax.Array, cache: jax.Array) -> jax.Array:
             at = (i, 0, start[i], 0) if axis == KEYS else (i, 0, 0, start[i])

@@ -32,6 +32,51 @@ def test_vocab_scores_kernel_assembles_without_spills(target, model, block):
 
 
 @pytest.mark.parametrize("target", ["a100", "h100"])
+@pytest.mark.parametrize(("model", "block"), [("llada-8b", 32), ("dream-7b", 33)])
+def test_head_scores_kernel_assembles_without_spills(target, model, block):
+    report = launch.run(target, "head-scores", Size(model=model, block=block), ptx=True)
+    assert report["custom_calls"] == {"__gpu$xla.gpu.triton": 1}
+    depth, vocab = {"llada-8b": (4096, 126_464), "dream-7b": (3584, 152_064)}[model]
+    head = depth * vocab * 2
+    assert head < report["custom_call_bytes"] < 1.01 * head  # the head is read once, little is written
+    assert report["temp_bytes"] < 0.1 * block * vocab * 4  # nothing like the logits
+    assert report["big_copies"] == []
+    if find_ptxas() is None:
+        pytest.skip("no ptxas: registers and spills not checked")
+    arch, registers, spills = report["kernels"]["head_scores"]
+    assert arch == {"a100": "sm_80", "h100": "sm_90a"}[target]
+    assert 0 < registers <= 128 and spills == 0
+    assert {kernel[2] for kernel in report["kernels"].values()} == {0}
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
+@pytest.mark.parametrize(("model", "block"), [("llada-8b", 32), ("dream-7b", 33)])
+@pytest.mark.parametrize("what", ["residual-patched", "residual-quantised"])
+def test_residual_kernels_assemble_without_spills(what, target, model, block):
+    report = launch.run(target, what, Size(model=model, block=block), ptx=True)
+    w, d = 3 * block, {"llada-8b": 4096, "dream-7b": 3584}[model]
+    stored, clusters = w * d // 2 + w * d // 16 + 4, 8 * d * 4 + w * 4
+    if what == "residual-patched":
+        names = ["residual_patched"]
+        # The stored rows, packet, choice and weight in; states, change and norm out.
+        traffic, temp = stored + clusters + w * d * 2 + w + d * 2 + w * d * (4 + 4 + 2), 0
+    else:
+        names = ["residual_largest", "residual_quantised"]
+        temp = w * d // min(1024, d & -d) * 4  # the largest magnitudes
+        traffic = 2 * (w * d * 4 + clusters + temp) + stored
+    assert report["custom_calls"] == {"__gpu$xla.gpu.triton": len(names)}
+    assert report["custom_call_bytes"] == traffic
+    assert report["temp_bytes"] <= temp
+    if find_ptxas() is None:
+        pytest.skip("no ptxas: registers and spills not checked")
+    for name in names:
+        arch, registers, spills = report["kernels"][name]
+        assert arch == {"a100": "sm_80", "h100": "sm_90a"}[target]
+        assert 0 < registers <= 128 and spills == 0
+    assert set(report["kernels"]) == set(names)  # and nothing around them
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
 def test_vanilla_loop_updates_in_place_and_is_one_graph(target):
     report = launch.run(target, "vanilla-loop", Size(layers=2))
     assert report["custom_calls"] == {"__gpu$xla.gpu.triton": 1}

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pallas_kernels.attention import attend
 from polestar_jax.loading import load_model
-from polestar_jax.models.attention import as_keys, as_values, attend
+from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.models.denoiser import RMSNorm
 from tests.convert.checkpoints import (
     CHECKPOINTS,
@@ -117,9 +118,13 @@ def test_b71_a_window_over_unrotated_keys_equals_the_full_pass(name):
         x, window = model.embed(tokens), model.embed(tokens[:, start:])
         for layer in model.layers:
             q, k, v = layer.project(x)
-            x = layer.finish(x, attend(q, as_keys(k), as_values(v), positions, positions, None, theta))
+            x = layer.finish(
+                x, attend(q, as_keys(k), as_values(v), q_positions=positions, k_positions=positions, theta=theta)
+            )
             rows = layer.project(window)
-            heads = attend(rows.q, as_keys(k), as_values(v), positions[:, start:], positions, None, theta)
+            heads = attend(
+                rows.q, as_keys(k), as_values(v), q_positions=positions[:, start:], k_positions=positions, theta=theta
+            )
             window = layer.finish(window, heads)
     assert np.abs(np.asarray(window - full[:, start:])).max() < 1e-4
     reference = numpy_model.hidden_states(numpy_model.load(checkpoint(name)), tokens[0])[-1]

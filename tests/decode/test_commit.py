@@ -270,6 +270,16 @@ class TestSampling:
         )
         assert "random" in str(drawn)
 
+    def test_filters_count_at_temperature_zero_where_the_confidence_is_of_the_filtered_distribution(self):
+        logits = np.log(np.array([[0.4, 0.3, 0.2, 0.1] + [1e-9] * 26]))
+        filtered = self.scores(logits, top_k=2, filtered_confidence=True, exclude_mask=False)
+        np.testing.assert_allclose(filtered.confidence[0], 4 / 7, rtol=1e-6)
+        nucleus = self.scores(logits, top_p=0.8, filtered_confidence=True, exclude_mask=False)
+        np.testing.assert_allclose(nucleus.confidence[0], 4 / 9, rtol=1e-6)
+        plain = self.scores(logits, top_k=2, exclude_mask=False)
+        np.testing.assert_allclose(plain.confidence[0], 0.4, rtol=1e-6)
+        assert filtered.token.item() == plain.token.item() == 0
+
     def test_b08_extreme_logits_stay_finite(self):
         logits = np.full((4, 30), -120.0)
         logits[:, 3] = 120.0

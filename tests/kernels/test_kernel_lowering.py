@@ -15,6 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels import dispatch, shapes
+from pallas_kernels.head_scores import head_scores
+from pallas_kernels.residual import Nvfp4, patched, quantised
 from pallas_kernels.vocab_scores import triton, vocab_scores
 
 GPUS = {"a100": ("NVIDIA A100-SXM4-80GB", 108), "h100": ("NVIDIA H100 80GB HBM3", 132)}
@@ -58,6 +60,65 @@ def test_b51_unserved_call_lowers_without_a_kernel(gpu):
     scattered = tuple(range(0, 60, 2))
     text = lowered(gpu, lambda x: vocab_scores(x, barred=scattered), jax.ShapeDtypeStruct((4, 100), jnp.float32))
     assert kernels_in(text) == 0
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("shape", [s for s in shapes.HEAD_SCORES if s.rows in (1, 33)], ids=lambda shape: shape.name)
+def test_real_heads_take_the_kernel(shape, gpu):
+    rows = jax.ShapeDtypeStruct((shape.rows, shape.depth), jnp.bfloat16)
+    head = jax.ShapeDtypeStruct((shape.depth, shape.vocab), jnp.bfloat16)
+    text = lowered(gpu, lambda x, w: head_scores(x, w, barred=shape.barred), rows, head)
+    assert kernels_in(text) == 1
+    assert f"{shape.rows}x{shape.vocab}xf32" not in text  # no logits
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("rows", "vocab", "dtype"), [((1, 1), 1, "float32"), ((2, 3, 72), 260, "float16"), ((96, 72), 131, "float32")]
+)
+def test_b51_odd_heads_take_the_kernel(rows, vocab, dtype, gpu):
+    args = jax.ShapeDtypeStruct(rows, dtype), jax.ShapeDtypeStruct((rows[-1], vocab), dtype)
+    assert kernels_in(lowered(gpu, lambda x, w: head_scores(x, w, backend="pallas"), *args)) == 1
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_b51_unserved_head_lowers_without_a_kernel(gpu):
+    args = jax.ShapeDtypeStruct((4, 64), jnp.float32), jax.ShapeDtypeStruct((64, 100), jnp.bfloat16)
+    assert kernels_in(lowered(gpu, head_scores, *args)) == 0
+
+
+def residual_args(b: int, w: int, d: int, clusters: int, dtype: str) -> tuple[tuple, tuple]:
+    """Arguments to read rows with, and to write them with."""
+    of = jax.ShapeDtypeStruct
+    stored = Nvfp4(of((b, w, d // 2), jnp.uint8), of((b, w, d // 16), jnp.uint8), of((b,), jnp.float32))
+    kept = of((b, clusters, d), jnp.float32), of((b, w), jnp.int32)
+    return (stored, *kept, of((b, w, d), dtype), of((b, w), bool), of((d,), dtype)), (of((b, w, d), jnp.float32), *kept)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("shape", shapes.WINDOWS, ids=lambda shape: shape.name)
+def test_real_windows_take_the_kernels(shape, gpu):
+    reading, writing = residual_args(1, shape.rows, shape.width, shape.clusters, "bfloat16")
+    assert kernels_in(lowered(gpu, lambda *args: patched(*args, eps=1e-5), *reading)) == 1
+    assert kernels_in(lowered(gpu, quantised, *writing)) == 2  # the largest magnitudes, then the codes
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 1, 16, 1), "float32"), ((2, 7, 112, 3), "float16")])
+def test_b51_odd_windows_take_the_kernels(shape, dtype, direct, gpu):
+    reading, writing = residual_args(*shape, dtype)
+    options = dict(direct=direct, backend="pallas")
+    assert kernels_in(lowered(gpu, lambda *args: patched(*args, eps=1e-5, **options), *reading)) == 1
+    assert kernels_in(lowered(gpu, lambda *args: quantised(*args, **options), *writing)) == 2
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_b51_unserved_window_lowers_without_a_kernel(gpu):
+    reading, _ = residual_args(1, 2, 16_384, 1, "float32")
+    assert kernels_in(lowered(gpu, lambda *args: patched(*args, eps=1e-5), *reading)) == 0
+    _, writing = residual_args(1, 9000, 1024, 1, "float32")
+    assert kernels_in(lowered(gpu, quantised, *writing)) == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.attention import measure
 from polestar_jax import decoders
 from polestar_jax.decode import engine
 from polestar_jax.decode.state import Scores
@@ -23,7 +24,6 @@ from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.loading import load_model
-from polestar_jax.polestar.drift import divergence, proxy_attention
 from tests.fakes import DREAM, SPEC, lively_model
 from tests.oracles import numpy_model, polestar
 
@@ -237,12 +237,12 @@ def test_distributions_and_divergence():
     key = jax.random.split(jax.random.key(0), 3)
     q, k = jax.random.normal(key[0], (2, 5, 4, 8)), jax.random.normal(key[1], (2, 2, 11, 8))
     valid = jnp.arange(11)[None] >= jnp.array([[0], [4]])
-    new = proxy_attention(q, k, valid)
-    old = proxy_attention(q + 0.3 * jax.random.normal(key[2], q.shape), k, valid)
+    before = measure(q + 0.3 * jax.random.normal(key[2], q.shape), k, valid=valid).distribution
+    after, moves, _ = measure(q, k, previous=before, valid=valid)
+    new, old = (jnp.exp(each.log_probabilities) for each in (after, before))
     np.testing.assert_allclose(jnp.sum(new, -1), 1, rtol=1e-6)
     assert not np.asarray(new)[1, :, :, :4].any()
-    moves = divergence(new, old)
-    assert (np.asarray(moves) > 0).all() and not np.asarray(divergence(new, new)).any()
+    assert (np.asarray(moves) > 0).all() and not np.asarray(measure(q, k, previous=after, valid=valid).drift).any()
     by_hand = np.sum(np.asarray(new)[0] * (np.log(np.asarray(new)[0]) - np.log(np.asarray(old)[0])), -1).mean(0)
     np.testing.assert_allclose(moves[0], by_hand, rtol=1e-4)
 
