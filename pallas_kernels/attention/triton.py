@@ -123,7 +123,8 @@ def plan(shapes: dict[str, jax.ShapeDtypeStruct], keep: bool, *, interpret: bool
     rows = min(MAX_ROWS, max(LEAST, pl.next_power_of_2(r)))
     keys = MAX_KEYS if shapes["q"].dtype.itemsize == 2 else MAX_KEYS // 2
     tiles = b * h * pl.cdiv(r, rows)
-    splits = max(1, min(PROGRAMS // tiles, pl.cdiv(n, 4 * keys)))
+    # What is half full is left so: the shares' float32 sums would cost more traffic than they save time.
+    splits = max(1, min(PROGRAMS // tiles, pl.cdiv(n, 4 * keys))) if tiles <= PROGRAMS // 4 else 1
     return Plan(
         names=tuple(shapes), sizes=(b, r, h, g, n, e), dtype=str(shapes["q"].dtype), keep=keep, rows=rows, keys=keys,
         splits=splits, interpret=interpret,

@@ -185,7 +185,7 @@ def _largest_kernel(states_ref, *refs, part: int):
     """The largest magnitude of a part of one row; infinity where there is NaN, which a maximum would pass over."""
     *clusters, largest_ref = refs
     values = _values(states_ref, *clusters, part=part)
-    largest_ref[...] = jnp.max(jnp.nan_to_num(jnp.abs(values)), axis=0)
+    largest_ref[...] = jnp.max(jnp.where(values == values, jnp.abs(values), jnp.inf), axis=0)
 
 
 def _quantise_kernel(largest_ref, states_ref, *refs, part: int):

@@ -36,7 +36,7 @@ class Kind:
       passes: how many there were in the decode.
       compile_seconds: of its own program (0 where it was known already).
       seconds, bare_seconds: times of a pass, and of its products with the weights alone, each called from Python, which for
-        small models is most of it.
+        small models is most of it. No bare ones where only passes were asked for.
       rows: what goes through the weights.
       weight_bytes: bytes of weights that a pass must read at least.
       accessed_bytes: bytes that the operations of the compiled pass read and write, by the compiler's own count, which knows
@@ -157,6 +157,37 @@ def bench(
     return [run.measured() for run in runs]
 
 
+def by_kind(
+    model: Denoiser,
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    repeats: int = 5,
+    calls: int = 1,
+    seed: int = 0,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> tuple[list[Kind], DecodeState]:
+    """Decode one batch pass by pass, and time each kind of pass that occurs: the whole loop is not compiled, nor are bare
+    products.
+
+    Args:
+      repeats: times each kind is timed.
+      calls: passes in a row that are timed together; their mean counts, so that with many the call is no part of it.
+      seed: of the sampling noise.
+      on_progress: called with a line before each program is compiled.
+
+    Returns:
+      The kinds, and the state at the end without its cache.
+    """
+    batch = [list(prompt) for prompt in prompts]
+    start = engine.init_state(model, decoder, batch, seed=seed)
+    kinds, state = _walked(model, decoder, start, bare=False, calls=calls, on_progress=on_progress)
+    for kind in kinds:
+        for _ in range(repeats):
+            kind.time()
+    return [kind.measured() for kind in kinds], state
+
+
 class _Run:
     """A method's programs, made and warmed up, and its times so far."""
 
@@ -192,7 +223,18 @@ class _Run:
 class _KindRun:
     """A kind of pass: its program and the state before its first pass in a decode, to run it from again and again."""
 
-    def __init__(self, model: Denoiser, decoder: Decoder, plan: int, state: DecodeState, cache: Any, passes: int = 0):
+    def __init__(
+        self,
+        model: Denoiser,
+        decoder: Decoder,
+        plan: int,
+        state: DecodeState,
+        cache: Any,
+        *,
+        passes: int = 0,
+        bare: bool = True,
+        calls: int = 1,
+    ):
         graph, self._weights = engine.split(model)
         name = decoder.cache.plans[plan].name
         self._state, self._cache = state, jax.tree.map(jnp.copy, cache)
@@ -200,7 +242,9 @@ class _KindRun:
             engine._step, graph, self._weights, decoder, state, cache, plan=plan
         )
         rows = count_rows(model, decoder, state.replace(cache=cache), name)
-        self._products, self._rows_in = compile_products(model, rows), rows_in(model, rows)
+        self._calls = calls
+        self._products = compile_products(model, rows) if bare else None
+        self._rows_in = rows_in(model, rows) if bare else None
         self._fixed = dict(
             name=name,
             compile_seconds=compile_seconds,
@@ -216,12 +260,18 @@ class _KindRun:
     def time(self) -> None:
         seconds, bare = self._once()
         self._seconds.append(seconds)
-        self._bare.append(bare)
+        if bare is not None:
+            self._bare.append(bare)
 
-    def _once(self) -> tuple[float, float]:
+    def _once(self) -> tuple[float, float | None]:
         cache = jax.block_until_ready(jax.tree.map(jnp.copy, self._cache))  # the program takes it over
-        seconds = _seconds(self.program, self._weights, self._state, cache)
-        return seconds, _seconds(self._products, self._weights, self._rows_in)
+        seconds = _seconds(self._passes, cache) / self._calls
+        return seconds, None if self._products is None else _seconds(self._products, self._weights, self._rows_in)
+
+    def _passes(self, cache: Any) -> Any:
+        for _ in range(self._calls):
+            _, cache = self.program(self._weights, self._state, cache)
+        return cache
 
     def measured(self) -> Kind:
         return Kind(passes=self.passes, seconds=tuple(self._seconds), bare_seconds=tuple(self._bare), **self._fixed)
@@ -230,18 +280,32 @@ class _KindRun:
 def _kinds(model: Denoiser, decoder: Decoder, state: DecodeState, passes: int) -> list[_KindRun]:
     """The kinds of passes that occur in a decode of ``passes`` passes, counted; where there are several, by decoding once more,
     pass by pass."""
+    if len(decoder.cache.plans) == 1:
+        return [_KindRun(model, decoder, 0, state.replace(cache=None), state.cache, passes=passes)]
+    return _walked(model, decoder, state)[0]
+
+
+def _walked(
+    model: Denoiser,
+    decoder: Decoder,
+    state: DecodeState,
+    *,
+    on_progress: Callable[[str], None] = lambda what: None,
+    **options: Any,
+) -> tuple[list[_KindRun], DecodeState]:
+    """The kinds of passes that occur in a decode, counted, and the state at its end without its cache."""
     _, weights = engine.split(model)
     kinds: dict[int, _KindRun] = {}
     cache, state = state.cache, state.replace(cache=None)
-    if len(decoder.cache.plans) == 1:
-        return [_KindRun(model, decoder, 0, state, cache, passes)]
-    for _ in range(passes):
+    bound = decoder.max_passes * state.done.shape[0]
+    while not bool(jnp.all(state.done)) and int(state.passes) < bound:
         plan = int(engine._needed(decoder, state.replace(cache=cache), model.spec))
         if plan not in kinds:
-            kinds[plan] = _KindRun(model, decoder, plan, state, cache)
+            on_progress(f"{decoder.name}: compiling {decoder.cache.plans[plan].name}")
+            kinds[plan] = _KindRun(model, decoder, plan, state, cache, **options)
         state, cache = kinds[plan].program(weights, state, cache)
         kinds[plan].passes += 1
-    return [kinds[plan] for plan in sorted(kinds)]
+    return [kinds[plan] for plan in sorted(kinds)], state
 
 
 def _seconds(program: Callable, *inputs: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,14 +11,27 @@ import numpy as np
 from flax import nnx
 
 from polestar_jax.bench.sizes import random_spec
-from polestar_jax.models.denoiser import Denoiser
+from polestar_jax.models.denoiser import Block, Denoiser
 from polestar_jax.spec import ModelSpec
 
 
 def random_model(sizes: dict[str, Any], *, seed: int, dtype: str) -> Denoiser:
     """A denoiser with random weights of these sizes in ``dtype``."""
-    make = nnx.jit(lambda rngs: Denoiser(random_spec(sizes), rngs, dtype=jnp.dtype(dtype)))
-    return jax.block_until_ready(make(nnx.Rngs(seed)))
+    return random_denoiser(random_spec(sizes), seed=seed, dtype=dtype)
+
+
+def random_denoiser(spec: ModelSpec, *, seed: int, dtype: str) -> Denoiser:
+    """A denoiser with random weights in ``dtype``, made on the device layer by layer: one small program makes them all, and no
+    layer is ever there in another dtype."""
+    kind = jnp.dtype(dtype)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: Block(spec, nnx.Rngs(0), dtype=kind)))
+    make = jax.jit(lambda key: nnx.split(Block(spec, nnx.Rngs(key), dtype=kind))[1])
+    shallow = dataclasses.replace(spec, n_layers=1)
+    model = nnx.jit(lambda rngs: Denoiser(shallow, rngs, dtype=kind))(nnx.Rngs(seed))
+    keys = jax.random.split(jax.random.key(seed), spec.n_layers)
+    model.layers = nnx.List([nnx.merge(graph, make(key)) for key in keys])
+    model.spec = spec
+    return jax.block_until_ready(model)
 
 
 def random_prompts(spec: ModelSpec, count: int, length: int, *, seed: int) -> list[list[int]]:

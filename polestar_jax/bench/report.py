@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,9 @@ def table(results: Sequence[Measured], model: Denoiser, run: dict[str, Any]) -> 
         f"run: batch {run['batch_size']}, prompt {run['prompt_length']}, gen {run['gen_length']}, block {run['block_length']}; "
         f"medians of {run['repeats']} repeats, interleaved",
         "",
-        *_aligned([_METHOD, *(_method_row(m, results[0]) for m in results)], left=1),
+        *aligned([_METHOD, *(_method_row(m, results[0]) for m in results)], words={0}),
         "",
-        *_aligned([_PASS, *(_kind_row(m, kind) for m in results for kind in m.kinds)], left=2),
+        *aligned([_PASS, *(_kind_row(m, kind) for m in results for kind in m.kinds)], words={0, 1}),
         "",
         *NOTES,
     ]
@@ -156,13 +156,13 @@ def _mebibytes(count: int | None) -> str:
     return "-" if count is None else f"{count / 2**20:.1f}"
 
 
-def _aligned(rows: list[list[str]], *, left: int) -> list[str]:
-    """Rows as lines; the first ``left`` columns are words, the others numbers."""
+def aligned(rows: Sequence[Sequence[str]], *, words: Collection[int]) -> list[str]:
+    """Rows as lines; the columns ``words`` are words, the others numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
+            cell.ljust(width) if i in words else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

@@ -16,6 +16,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from pallas_kernels.vocab_scores import VocabScores
 from polestar_jax.decode import engine
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.state import DecodeState
@@ -102,6 +103,9 @@ class _MarkedLayer:
     def project(self, x: jax.Array) -> QKV:
         return self.layer.project(_mark(x, f"project {self.index}"))
 
+    def project_normed(self, x: jax.Array) -> QKV:
+        return self.layer.project_normed(_mark(x, f"project {self.index}"))
+
     def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
         return self.layer.finish(_mark(x, f"finish {self.index}"), heads)
 
@@ -121,6 +125,9 @@ class _Marked:
 
     def logits(self, x: jax.Array) -> jax.Array:
         return self.model.logits(_mark(x, "logits"))
+
+    def scores(self, x: jax.Array, barred: tuple[int, ...] = ()) -> VocabScores:
+        return self.model.scores(_mark(x, "logits"), barred)
 
     def __call__(self, *inputs: Any) -> jax.Array:
         return Denoiser.__call__(self, *inputs)

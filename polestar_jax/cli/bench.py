@@ -1,4 +1,4 @@
-"""``polestar bench``: what methods cost on one model, side by side in one run."""
+"""``polestar bench``: what methods cost on one model, side by side in one run; or, compiled only, what they need on a GPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,29 @@ EXAMPLES = """examples:
   polestar bench --random mid --methods vanilla,parallel,polestar
   polestar bench --random layers=4,d_model=256 --methods polestar --set clusters=16 --set polestar.refresh_step=1
   polestar bench --model path/to/LLaDA-8B-Instruct --methods parallel,polestar --dtype bfloat16 --json
+  polestar bench --aot h100 --model llada-8b --methods polestar,parallel
 Prompts are random tokens: times hold for any text, the number of passes does not.
+--aot compiles every pass for a GPU, without one, and reports memory, traffic, kernels and copies; it needs the extra aot and
+takes minutes a pass at full depth. It takes --model, --layers, --dtype, --ptx, the lengths, --batch-size, --methods, --json and
+--output.
 sizes of --random and their defaults, which are those of mid:
 """
+# What an option is where it is not given, without and with --aot.
+MEASURED = {
+    "methods": "vanilla,parallel,polestar", "prompt_length": 128, "gen_length": 128, "batch_size": 1, "repeats": 5, "seed": 0,
+    "cache_dir": "off",
+}  # fmt: skip
+COMPILED = {"methods": "polestar", "prompt_length": 1024, "gen_length": 256, "batch_size": 1, "dtype": "bfloat16"}
+# Options that go with the one or the other alone, by attribute.
+MEASURED_ONLY = {
+    "random": "--random", "settings": "--set", "repeats": "--repeats", "seed": "--seed", "cache_dir": "--cache-dir",
+}  # fmt: skip
+COMPILED_ONLY = {"layers": "--layers", "ptx": "--ptx"}
 NUMBERS = {"prompt_length": (1, 2**17), "gen_length": (1, 2**17), "batch_size": (1, 4096), "repeats": (1, 1000)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from polestar_jax.aot.targets import TARGETS
     from polestar_jax.bench.sizes import SIZES
 
     parser.epilog = EXAMPLES + "".join(
@@ -29,56 +45,117 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--methods",
-        default="vanilla,parallel,polestar",
         metavar="A,B",
-        help="see `polestar methods` (default: %(default)s)",
+        help=f"see `polestar methods` (default: {MEASURED['methods']}; with --aot: {COMPILED['methods']})",
     )
+    parser.add_argument("--aot", choices=TARGETS, help="compile for this GPU instead of measuring; needs no GPU")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", metavar="M", help="tiny (default), a Hugging Face directory, or a converted one")
+    which.add_argument(
+        "--model",
+        metavar="M",
+        help="tiny (default), a Hugging Face directory, or a converted one; "
+        "with --aot: llada-8b or dream-7b (default: both)",
+    )
     which.add_argument(
         "--random", metavar="SIZES", help="a random model instead: mid, or SIZE=VALUE,... over the sizes of mid"
     )
+    parser.add_argument("--layers", type=int, metavar="N", help="with --aot: only the first N layers (default: all)")
+    parser.add_argument(
+        "--ptx", action=argparse.BooleanOptionalAction,
+        help="with --aot: registers and spills of the kernels; default: before jax 0.11, later it takes minutes a layer",
+    )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=common.DTYPES,
-        help="of the weights; default: float32 on a CPU; elsewhere as stored, bfloat16 for a random model",
+        help="of the weights; default: float32 on a CPU; elsewhere as stored, bfloat16 for a random model and with --aot",
     )  # fmt: skip
-    parser.add_argument("--prompt-length", type=int, default=128, metavar="N", help="tokens (default: 128)")
-    parser.add_argument("--gen-length", type=int, default=128, metavar="N", help="generated positions (default: 128)")
+    parser.add_argument("--prompt-length", type=int, metavar="N", help="tokens (default: 128; with --aot: 1024)")
+    parser.add_argument(
+        "--gen-length", type=int, metavar="N", help="generated positions (default: 128; with --aot: 256)"
+    )
     parser.add_argument(
         "--block-length", type=int, metavar="N", help="of a block (default: 32, or gen-length below 32)"
     )
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians of this many (default: 5)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="prompts decoded together (default: 1)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="medians of this many (default: 5)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="[METHOD.]KEY=VALUE", dest="settings",
         help="a setting of one method, or of all that have it; repeatable",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, prompts and samples (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of weights, prompts and samples (default: 0)")
     parser.add_argument(
         "--cache-dir",
-        default="off",
         metavar="DIR|off",
         help="compilation cache; default: off, for compile times are measured",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a method")
+    parser.add_argument("--json", action="store_true", help="one JSON object a method; with --aot: a pass")
     parser.add_argument("--output", metavar="F", help="write the report there instead of standard output")
 
 
 def run(args: argparse.Namespace) -> int:
-    from polestar_jax.bench import measure, models, report
-    from polestar_jax.bench.sizes import parse_sizes
+    settle(args)
+    return _compiled(args) if args.aot else _measured(args)
 
+
+def settle(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together and numbers out of range; fill in what is not given."""
+    for name, option in (MEASURED_ONLY if args.aot else COMPILED_ONLY).items():
+        if getattr(args, name) not in (None, []):
+            raise InputError(f"{option} does not go with --aot" if args.aot else f"{option} goes with --aot alone")
+    for name, value in (COMPILED if args.aot else MEASURED).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     for name, (low, high) in NUMBERS.items():
         value = getattr(args, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise InputError(f"--{name.replace('_', '-')} {value} is not accepted: a whole number in {low}..{high}")
-    if not 0 <= args.seed < 2**32:
+    if args.seed is not None and not 0 <= args.seed < 2**32:
         raise InputError(f"--seed {args.seed} is not accepted: a whole number in 0..{2**32 - 1}")
-    sizes = None if args.random is None else parse_sizes(args.random)
-    decoders = build_decoders(args)
+
+
+def _output(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """Where the report goes; refused before the work where it cannot be written."""
     common.check_outputs(output=args.output)
     if not args.output and process.output_is_closed():
         raise InputError("standard output is closed; name a file with --output")
+    return common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout)
+
+
+def _progress(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def _compiled(args: argparse.Namespace) -> int:
+    """Every pass compiled for a GPU; status 1 where one did not compile."""
+    from polestar_jax.aot.cases import Size
+    from polestar_jax.bench import compiled
+    from polestar_jax.models.published import PUBLISHED
+
+    decoders = build_decoders(args)
+    size = dict(
+        layers=args.layers, prompt=args.prompt_length, gen=args.gen_length, batch=args.batch_size, dtype=args.dtype,
+        block=decoders[0].settings()["block_length"],
+    )  # fmt: skip
+    sizes = [Size(model=name, **size) for name in ([args.model] if args.model else PUBLISHED)]
+    ptx = compiled.gives_ptx() if args.ptx is None else args.ptx
+    methods = [decoder.name for decoder in decoders]
+    rows = []
+    with _output(args) as out:
+        for row in compiled.compile_all(args.aot, sizes, methods, ptx=ptx, on_progress=_progress):
+            rows.append(row)
+            if args.json:
+                common.print_json(row, out)
+        if not args.json:
+            print(compiled.table(args.aot, rows), file=out, flush=True)
+    return int(any("error" in row for row in rows))
+
+
+def _measured(args: argparse.Namespace) -> int:
+    from polestar_jax.bench import measure, models, report
+    from polestar_jax.bench.sizes import parse_sizes
+
+    sizes = None if args.random is None else parse_sizes(args.random)
+    decoders = build_decoders(args)
+    target = _output(args)
     model = _model(args, sizes)
     spec = model.spec
     if args.prompt_length + args.gen_length > spec.max_length:
@@ -87,10 +164,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.prompt_length + args.gen_length}, more than the model's max_length {spec.max_length}"
         )
     prompts = models.random_prompts(spec, args.batch_size, args.prompt_length, seed=args.seed)
-    target = common.replacing(args.output) if args.output else contextlib.nullcontext(sys.stdout)
     with target as out:
-        progress = lambda what: print(what, file=sys.stderr, flush=True)  # noqa: E731
-        results = measure.bench(model, decoders, prompts, repeats=args.repeats, seed=args.seed, on_progress=progress)
+        results = measure.bench(model, decoders, prompts, repeats=args.repeats, seed=args.seed, on_progress=_progress)
         about = {
             "model": args.model or ("tiny" if sizes is None else "random"),
             "sizes": report.sizes(spec),

@@ -66,7 +66,11 @@ class Block(nnx.Module):
 
     def project(self, x: jax.Array) -> QKV:
         """Norm and q, k, v of rows x [b, r, d]; keys and queries are not rotated yet."""
-        fused = jnp.einsum("brd,dgje->brgje", self.attn_norm(x), self.qkv[...])
+        return self.project_normed(self.attn_norm(x))
+
+    def project_normed(self, x: jax.Array) -> QKV:
+        """q, k, v of rows [b, r, d] that have been normed."""
+        fused = jnp.einsum("brd,dgje->brgje", x, self.qkv[...])
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
         fused = _once(fused)

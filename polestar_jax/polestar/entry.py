@@ -10,9 +10,9 @@ from pallas_kernels.attention import attend, measure
 from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass
 from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.models.denoiser import Denoiser
-from polestar_jax.polestar.clusters import centroid_rows, cluster
+from polestar_jax.polestar.clusters import cluster
+from polestar_jax.polestar.packet import kept_as
 from polestar_jax.polestar.residency import fetch, park
-from polestar_jax.polestar.residuals import store
 from polestar_jax.polestar.state import LayerCache, PolestarState, settled
 from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, window_rows
 
@@ -44,7 +44,7 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
             entering, window.live, policy.window_prefix,
             clusters=policy.clusters, iterations=policy.kmeans_iterations, kind=policy.kmeans,
         )  # fmt: skip
-        hidden = store(entering, centroid_rows(found.centroids, found.labels), policy.quantization, model.dtype)
+        hidden = kept_as(entering, found, policy.quantization, model.dtype)
         q, k, v = layer.project(jnp.concatenate([x, found.centroids.astype(x.dtype)], axis=1))
         r = x.shape[1]
         if full:

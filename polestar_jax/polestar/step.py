@@ -17,10 +17,10 @@ from jax import lax
 from pallas_kernels.attention import Distribution, Measured, attend, measure
 from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position
 from polestar_jax.models.denoiser import Block, Denoiser
-from polestar_jax.polestar.clusters import centroid_rows, moved
+from polestar_jax.polestar.clusters import moved
 from polestar_jax.polestar.drift import most_drifted
+from polestar_jax.polestar.packet import kept_as, taken
 from polestar_jax.polestar.residency import fetch, park
-from polestar_jax.polestar.residuals import restore, store
 from polestar_jax.polestar.state import LayerCache, PolestarState, settled
 from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, window_rows
 
@@ -152,11 +152,13 @@ def _refreshed(
     r, w = walk.size, policy.window
     # Patch what the layer below recomputed.
     stored = fetch(old.hidden, policy.residency)
-    before = restore(stored, centroid_rows(old.clusters.centroids, old.clusters.labels), policy.quantization)
-    states = jnp.where(packet.chosen[..., None], packet.rows.astype(jnp.float32), before)
-    clusters = old.clusters._replace(centroids=moved(old.clusters, states - before))
+    form, norm = policy.quantization, layer.attn_norm
+    states, change, normed = taken(stored, old.clusters, packet.rows, packet.chosen, norm, form)
+    clusters = old.clusters._replace(centroids=moved(old.clusters, change))
     rows = jnp.concatenate([x, states.astype(x.dtype)], axis=1)
-    q, k, v = layer.project(jnp.concatenate([rows, clusters.centroids.astype(x.dtype)], axis=1))
+    q, k, v = layer.project_normed(
+        jnp.concatenate([norm(x), normed, norm(clusters.centroids.astype(x.dtype))], axis=1)
+    )
     k_all = _written(walk, old.k, k, packet.chosen, KEYS)
     v_all = _written(walk, old.v, v, packet.chosen, VALUES)
     # Find the clusters whose attention moved most.
@@ -168,7 +170,7 @@ def _refreshed(
     member = jnp.pad(top, ((0, 0), (0, 1)))  # label K: a dead row
     chosen = jnp.take_along_axis(member, clusters.labels, axis=1) & window.live & due[:, None]
     out, seen, recomputed = _computed(walk, layer, rows, q[:, : r + w], (k_all, v_all), chosen, previous)
-    hidden = store(states, centroid_rows(clusters.centroids, clusters.labels), policy.quantization, walk.model.dtype)
+    hidden = kept_as(states, clusters, form, walk.model.dtype)
     hidden, clusters, proxy = settled(due, (hidden, clusters, proxy), (stored, old.clusters, old.proxy))
     hidden = park(hidden, policy.residency)
     record = {

@@ -270,7 +270,7 @@ def assert_patched(got, args, direct: bool) -> None:
 @pytest.mark.parametrize(
     ("w", "d", "clusters", "dtype", "direct"),
     [
-        (1, 64, 8, "float32", False),
+        (1, 64, 1024, "float32", False),
         (7, 112, 3, "bfloat16", False),
         (*SMALL[1:], 2, "float32", True),
         (33, 48, 1, "float16", False),
@@ -290,10 +290,8 @@ def test_packet_of_no_row_and_of_all(share):
         assert_patched(patch(*args, eps=EPS, backend=backend), args, False)
 
 
-@pytest.mark.parametrize(
-    "shape", [s for s in shapes.WINDOWS if s.name in ("dream-1-1", "tiny-33-1024")], ids=lambda shape: shape.name
-)
-def test_two_named_shapes(shape):
+@pytest.mark.parametrize("shape", [s for s in shapes.WINDOWS if s.name == "dream-1-1"], ids=lambda shape: shape.name)
+def test_named_shape(shape):
     check_shape(shape)
 
 
