@@ -41,6 +41,7 @@ class Report:
       custom_calls: library and Pallas calls in the program, by target.
       pallas_kernels: those of Pallas kernels, by the kernel's name.
       host_transfers: copies between device and pinned host memory, "to_host" and "from_host", a loop body once.
+      overlapped_transfers: those whose start and end have a matrix product between them.
       launches: what the host dispatches, by kind, as written in the compiler's plan (a loop body once). Kernels inside
         one "CommandBuffer" are one CUDA graph.
       big_copies: copies of more than 512 Ki elements, as "dtype[shape]".
@@ -64,6 +65,7 @@ class Report:
     custom_calls: dict[str, int]
     pallas_kernels: dict[str, int]
     host_transfers: dict[str, int]
+    overlapped_transfers: int
     launches: dict[str, int]
     big_copies: list[str]
     kernels: dict[str, inspect.Resources] | None
@@ -104,6 +106,7 @@ def compile_case(case: Case, target: str, *, dump: pathlib.Path, ptx: bool = Fal
         custom_calls=inspect.custom_calls(text),
         pallas_kernels=inspect.pallas_kernels(text),
         host_transfers=inspect.host_transfers(text),
+        overlapped_transfers=inspect.overlapped_transfers(text),
         launches=inspect.launches(dump),
         big_copies=inspect.big_copies(text),
         kernels=inspect.kernel_resources(dump) if ptx else None,

@@ -82,6 +82,21 @@ def host_transfers(text: str) -> dict[str, int]:
     return found
 
 
+def overlapped_transfers(text: str) -> int:
+    """How many of the copies between device and pinned host memory have a matrix product between their start and their end."""
+    found = 0
+    for _, body in re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S):
+        products, started = 0, {}
+        for name, kind, op, rest in _INSTRUCTION.findall(body):
+            if op == "copy-start" and HOST_SPACE in kind:
+                started[name] = products
+            elif op == "copy-done" and (start := _operands(rest)[0]) in started:
+                found += products > started[start]
+            else:
+                products += "gemm" in name or "matmul" in rest
+    return found
+
+
 def custom_call_bytes(text: str) -> int:
     """Bytes of all operands and results of the custom calls in HLO text."""
     results, total = {}, 0

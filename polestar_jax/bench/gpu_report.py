@@ -26,13 +26,13 @@ def text(session: Session) -> str:
     if session.outcomes:
         lines += ["", *aligned([_CHECK, *map(_check_row, session.outcomes)], words={0, 1, 4})]
     if session.rows:
-        shape = sizes(setup.spec)
-        bandwidth = session.bandwidth
+        shape, bandwidth = sizes(setup.spec), session.bandwidth
+        speed = "an unknown speed" if bandwidth is None else f"{bandwidth / 1e9:,.1f} GB/s"
         lines += [
             "",
-            f"decodes: {shape['family']}, {shape['layers']} layers, d {shape['d_model']}, {shape['parameters'] / 1e6:,.1f} M random "
-            f"parameters, {setup.dtype}; batch 1, prompt {setup.prompt}, gen {setup.gen}, block {setup.block}; all weights read at "
-            + ("an unknown speed" if bandwidth is None else f"{bandwidth / 1e9:,.1f} GB/s"),
+            f"decodes: {shape['family']}, {shape['layers']} layers, d {shape['d_model']}, {shape['parameters'] / 1e6:,.1f} M "
+            f"random parameters, {setup.dtype}; batch 1, prompt {setup.prompt}, gen {setup.gen}, block {setup.block}; all "
+            f"weights read at {speed}",
             *aligned([_PASS, *(_pass_row(row, bandwidth) for row in session.rows)], words={0, 1, 2}),
         ]
     lines += ["", *session.notes] if session.notes else []

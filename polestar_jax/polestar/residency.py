@@ -3,6 +3,10 @@
 A layer fetches its states, patches them, quantises them again and parks them. Only whole arrays are copied, by ``device_put``:
 a slice or a scatter in host memory would become work for the host. The second scale of NVFP4, a number a sequence, stays on
 the device.
+
+Compiled for NVIDIA GPUs, a refresh issues every layer's fetch before its first product, two copies at a time, and writes each
+layer's states back beside that layer's products. All layers' states of LLaDA-8B are 7 MB in NVFP4, of 16 GB of weights:
+the default keeps them on the device, where they cost nothing to reach.
 """
 
 from __future__ import annotations
