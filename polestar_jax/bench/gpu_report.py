@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 NOTES = (
     "error: the one nearest to its tolerance, a difference over the largest magnitude or a number of values. us: a call of the",
     "kernel, and of its plain definition through XLA, several in one program; GB/s: operands and results, each once, over that;",
-    "what is smaller than a cache comes from there. ms: a pass, several in a row, or the whole loop's time over its passes.",
-    "floor: the weights that the pass must read, at the speed at which a plain sum reads all weights.",
+    "what is smaller than a cache comes from there, and the kernel's drift copies first what it overwrites in a decode. ms: a",
+    "pass, several in a row, or the whole loop's time over its passes. floor: the weights that the pass must read, at the speed",
+    "at which a plain sum reads all weights.",
 )
 
 

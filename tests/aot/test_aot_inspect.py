@@ -41,6 +41,60 @@ def test_custom_calls_are_counted_with_their_traffic():
     assert inspect.custom_call_bytes(HLO) == triton + cublas
 
 
+CALLS = """
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %one = f32[8]{0} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/drift/pallas_call"}, backend_config={grid_x = 1 : i32, ir = "ML\\EF\\22, name\\22", name = "drift", num_warps = 4 : i32}
+  %two = f32[8]{0} custom-call(%one), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/while/body/drift/pallas_call"}
+  %three = f32[8]{0} custom-call(%two), custom_call_target="__gpu$xla.gpu.triton"
+  ROOT %four = f32[8]{0} custom-call(%three), custom_call_target="__cublas$gemm", metadata={op_name="jit(f)/other/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_pallas_kernels_are_counted_by_name():
+    assert inspect.pallas_kernels(CALLS) == {"drift": 2, "unnamed": 1}
+    assert inspect.pallas_kernels("") == {}
+
+
+HOST = """
+%slicing (p.0: f32[16,64], p.1: s32[]) -> f32[1,64] {
+  %p.0 = f32[16,64]{1,0:S(5)} parameter(0)
+  %p.1 = s32[] parameter(1)
+  ROOT %slice.1 = f32[1,64]{1,0} dynamic-slice(%p.0, %p.1, %p.1), dynamic_slice_sizes={1,64}
+}
+
+%body (s: (s32[], f32[16,64])) -> (s32[], f32[16,64]) {
+  %s = (s32[], f32[16,64]{1,0:S(5)}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %host = f32[16,64]{1,0:S(5)} get-tuple-element(%s), index=1
+  %start = ((f32[16,64]{1,0:S(5)}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%host, %i), kind=kLoop, calls=%slicing
+  %done = f32[1,64]{1,0} fusion-done(%start)
+  %row = f32[1,64]{1,0} negate(%done)
+  %put = f32[16,64]{1,0:S(5)} dynamic-update-slice(%host, %row, %i, %i)
+  %moved = f32[16,64]{1,0:S(5)} copy(%put)
+  ROOT %t = (s32[], f32[16,64]{1,0:S(5)}) tuple(%i, %moved)
+}
+
+ENTRY %main (a: f32[16,64]) -> f32[16,64] {
+  %a = f32[16,64]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %up = (f32[16,64]{1,0:S(5)}, f32[16,64]{1,0}, u32[]) copy-start(%a)
+  %stored = f32[16,64]{1,0:S(5)} copy-done(%up)
+  %t = (s32[], f32[16,64]{1,0:S(5)}) tuple(%zero, %stored)
+  %loop = (s32[], f32[16,64]{1,0:S(5)}) while(%t), condition=%cond, body=%body
+  %kept = f32[16,64]{1,0:S(5)} get-tuple-element(%loop), index=1
+  ROOT %back = f32[16,64]{1,0} copy(%kept)
+}
+"""
+
+
+def test_moves_between_device_and_host_memory_are_counted():
+    """To the host: the first copy and the update; from it: the slice, started and done, and the last copy. The copy within host
+    memory and what is on the device are none."""
+    assert inspect.host_transfers(HOST) == {"to_host": 2, "from_host": 2}
+    assert inspect.host_transfers(HOST.replace(":S(5)", "")) == {"to_host": 0, "from_host": 0}
+
+
 def test_item_sizes():
     sizes = {"pred[8]": 8, "u4[8]": 4, "f8e4m3fn[8]": 8, "bf16[]": 2, "token[]": 0, "(s64[2]{0}, f32[3]{0})": 28}
     assert {text: inspect._bytes(text) for text in sizes} == sizes

@@ -129,25 +129,40 @@ def test_default_device_names_the_platform():
 def test_b52_xla_path_works_with_warnings_as_errors_and_without_pallas_triton():
     """Imports are clean, and a jax that has dropped the Triton route still serves everyone who does not name it."""
     program = """
-import sys, jax, numpy as np
+import sys, jax, jax.numpy as jnp, numpy as np
 from pallas_kernels import dispatch, shapes
+from pallas_kernels.attention import attend
+from pallas_kernels.head_scores import head_scores
+from pallas_kernels.residual import quantised
 from pallas_kernels.vocab_scores import vocab_scores
-x = np.eye(3, 40, dtype=np.float32)
-assert vocab_scores(x).token.tolist() == [0, 1, 2]
-assert vocab_scores(x, backend="interpret").token.tolist() == [0, 1, 2]
-for name in [name for name in sys.modules if name.startswith("pallas_kernels.vocab_scores.triton")]:
-    del sys.modules[name]
-del sys.modules["pallas_kernels.vocab_scores"].triton
+x = np.eye(3, 48, dtype=np.float32)
+rows, at = jnp.ones((1, 3, 2, 16)), jnp.arange(3)[None]
+keys, values = jnp.ones((1, 2, 3, 16)), jnp.ones((1, 2, 16, 3))
+calls = {
+    "vocab_scores": lambda **how: vocab_scores(x, **how).token.tolist() == [0, 1, 2],
+    "head_scores": lambda **how: head_scores(x, jnp.eye(48), **how).token.tolist() == [0, 1, 2],
+    "residual": lambda **how: not quantised(x[None], None, None, direct=True, **how).codes[0, 0, 1:].any(),
+    "attention": lambda **how: (
+        attend(rows, keys, values, q_positions=at, k_positions=at, theta=1e4, **how).round(5) == 1
+    ).all(),
+}
+for call in calls.values():
+    assert call() and call(backend="interpret")
+for op in calls:
+    for name in [name for name in sys.modules if name.startswith(f"pallas_kernels.{op}.triton")]:
+        del sys.modules[name]
+    del sys.modules[f"pallas_kernels.{op}"].triton
 del sys.modules["jax.experimental.pallas"].triton
 sys.modules["jax.experimental.pallas.triton"] = None
 dispatch.current_platform = lambda: "cuda"
-assert vocab_scores(x).token.tolist() == [0, 1, 2]
-try:
-    vocab_scores(x, backend="pallas")
-except dispatch.Unsupported as error:
-    assert "no Pallas Triton route" in str(error) and jax.__version__ in str(error), error
-else:
-    raise AssertionError("triton was not refused")
+for call in calls.values():
+    assert call()
+    try:
+        call(backend="pallas")
+    except dispatch.Unsupported as error:
+        assert "no Pallas Triton route" in str(error) and jax.__version__ in str(error), error
+    else:
+        raise AssertionError("triton was not refused")
 """
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, cwd=root)

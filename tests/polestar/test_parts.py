@@ -86,6 +86,12 @@ def test_ranking_breaks_ties_by_id_and_takes_empty_clusters_last():
     assert np.asarray(drift.most_drifted(moves, 4)).all()
 
 
+def test_most_drifted_of_many_clusters():
+    moves = np.random.default_rng(0).permutation(60).astype(np.float32)[None]
+    for count in (drift.WRITTEN_OUT, drift.WRITTEN_OUT + 1, 59):
+        np.testing.assert_array_equal(drift.most_drifted(jnp.asarray(moves), count), moves >= 60 - count)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_runs_are_written_where_they_are_live(batch):
     """Also where a run starts before the cache or ends behind it."""
