@@ -94,6 +94,8 @@ def _traffic(op: _Op, sizes: dict[str, int], programs: dict[str, list[_Op]]) -> 
         return _fusion(op, sizes, programs[inner[1]])
     if op.kind in ("gather", "dynamic-slice"):
         return 2 * sizes[op.name]
+    if op.kind == "copy-start":  # its result holds the copy, the operand again and a token
+        return 2 * sizes.get(op.operands[0], 0)
     if op.kind == "dynamic-update-slice":
         return 2 * sizes.get(op.operands[1], 0)
     return sizes[op.name] + sum(sizes.get(operand, 0) for operand in op.operands)

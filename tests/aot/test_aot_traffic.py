@@ -29,14 +29,17 @@ HLO = """
   ROOT %t = (f32[100,8]{1,0}, s32[]) tuple(%negated, %i)
 }
 
-ENTRY %main (a: bf16[1000,8], ids: s32[4], c: f32[100,8], u: f32[2,8], at: s32[]) -> f32[100,8] {
+ENTRY %main (a: bf16[1000,8], ids: s32[4], c: f32[100,8], u: f32[2,8], at: s32[], codes: u8[96]) -> f32[100,8] {
   %a = bf16[1000,8]{1,0} parameter(0)
   %ids = s32[4]{0} parameter(1)
   %c = f32[100,8]{1,0} parameter(2)
   %u = f32[2,8]{1,0} parameter(3)
   %at = s32[] parameter(4)
+  %codes = u8[96]{0} parameter(5)
   %rows = bf16[4,8]{1,0} fusion(%a, %ids), kind=kLoop, calls=%taking
   %placed = f32[100,8]{1,0} fusion(%c, %u, %at), kind=kLoop, calls=%placing
+  %away = (u8[96]{0:S(5)}, u8[96]{0}, u32[]) copy-start(%codes)
+  %there = u8[96]{0:S(5)} copy-done(%away)
   %call = f32[16]{0} custom-call(%rows), custom_call_target="kernel"
   %start = (f32[100,8]{1,0}, s32[]) tuple(%placed, %at)
   %loop = (f32[100,8]{1,0}, s32[]) while(%start), condition=%cond, body=%body
@@ -51,6 +54,6 @@ def test_each_kernel_counts_what_it_touches():
     call = 4 * 8 * 2 + 16 * 4
     body = 2 * 100 * 8 * 4
     found = {kernel.name: kernel.bytes for kernel in moved(HLO)}
-    assert found == {"rows": gather, "placed": update, "call": call, "negated": body}
-    assert bytes_moved(HLO) == gather + update + call + body
+    assert found == {"rows": gather, "placed": update, "call": call, "negated": body, "away": 2 * 96}
+    assert bytes_moved(HLO) == gather + update + call + body + 2 * 96
     assert moved(HLO)[0].source == "jit(f)/neg"
