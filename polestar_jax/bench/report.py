@@ -38,7 +38,16 @@ def machine() -> dict[str, Any]:
         "jax": jax.__version__,
     }
     flags = os.environ.get("XLA_FLAGS", "").strip()
-    return about | ({"xla_flags": flags} if flags else {})
+    return about | ({"xla_flags": flags} if flags else {}) | allocator(device)
+
+
+def allocator(device: jax.Device) -> dict[str, int]:
+    """Device memory by the process's own allocator: the most in use at once so far, and the most it may take. What it has
+    reserved (75 % of a GPU unless XLA_PYTHON_CLIENT_PREALLOCATE=false), which nvidia-smi shows, says nothing of a method.
+    Empty where the backend does not count, as on a CPU."""
+    stats = device.memory_stats() or {}
+    names = {"allocator_peak_bytes": "peak_bytes_in_use", "allocator_limit_bytes": "bytes_limit"}
+    return {name: int(stats[key]) for name, key in names.items() if key in stats}
 
 
 def _cpu() -> str:
@@ -107,9 +116,14 @@ def table(results: Sequence[Measured], model: Denoiser, run: dict[str, Any]) -> 
     """The report for people; ``run`` as in the JSON objects: model, sizes of the run, repeats."""
     about, shape = machine(), sizes(model.spec)
     flags = f", XLA_FLAGS={about['xla_flags']}" if "xla_flags" in about else ""
+    used = "".join(
+        f"; {name.split('_')[1]} of device memory {_mebibytes(about[name])} MiB"
+        for name in ("allocator_peak_bytes", "allocator_limit_bytes")
+        if name in about
+    )
     lines = [
         f"machine: {about['cpu']}, {about['cores']} of {about['cores_all']} cores; {about['platform']} {about['device']} "
-        f"x {about['devices']}; jax {about['jax']}{flags}",
+        f"x {about['devices']}{used}; jax {about['jax']}{flags}",
         f"model: {run['model']}, {shape['family']}, {shape['layers']} layers, d {shape['d_model']}, vocabulary "
         f"{shape['vocab']}, {shape['parameters'] / 1e6:,.1f} M parameters, {model.dtype}",
         f"run: batch {run['batch_size']}, prompt {run['prompt_length']}, gen {run['gen_length']}, block {run['block_length']}; "

@@ -21,7 +21,14 @@ def taken(
     norm, which feeds the layer's projection."""
     if form in FUSED:
         return patched(
-            stored, clusters.centroids, clusters.labels, packet, chosen, norm.weight[...], eps=norm.eps, direct=FUSED[form]
+            stored,
+            clusters.centroids,
+            clusters.labels,
+            packet,
+            chosen,
+            norm.weight[...],
+            eps=norm.eps,
+            direct=FUSED[form],
         )
     before = restore(stored, centroid_rows(clusters.centroids, clusters.labels), form)
     picked = chosen[..., None]

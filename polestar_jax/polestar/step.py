@@ -156,9 +156,7 @@ def _refreshed(
     states, change, normed = taken(stored, old.clusters, packet.rows, packet.chosen, norm, form)
     clusters = old.clusters._replace(centroids=moved(old.clusters, change))
     rows = jnp.concatenate([x, states.astype(x.dtype)], axis=1)
-    q, k, v = layer.project_normed(
-        jnp.concatenate([norm(x), normed, norm(clusters.centroids.astype(x.dtype))], axis=1)
-    )
+    q, k, v = layer.project_normed(jnp.concatenate([norm(x), normed, norm(clusters.centroids.astype(x.dtype))], axis=1))
     k_all = _written(walk, old.k, k, packet.chosen, KEYS)
     v_all = _written(walk, old.v, v, packet.chosen, VALUES)
     # Find the clusters whose attention moved most.

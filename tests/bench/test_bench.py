@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from polestar_jax import decoders
+from polestar_jax.bench import report
 from polestar_jax.bench.models import random_prompts
 from polestar_jax.bench.products import compile_products, rows_in
 from polestar_jax.bench.rows import Rows, count_rows, weight_bytes
@@ -203,6 +205,39 @@ def test_prompts_hold_no_special_tokens():
     prompts = random_prompts(spec, 3, 200, seed=1)
     assert np.shape(prompts) == (3, 200) and set(np.ravel(prompts)) == set(range(5))
     assert prompts == random_prompts(spec, 3, 200, seed=1) != random_prompts(spec, 3, 200, seed=2)
+
+
+def test_b59_device_memory_is_what_the_allocator_handed_out(monkeypatch):
+    """With preallocation the pool is most of the device; what was in use is the same with and without."""
+
+    class Device:
+        device_kind, platform = "a GPU", "gpu"
+        pool = 0
+
+        def memory_stats(self):
+            return {
+                "peak_bytes_in_use": 3 << 20,
+                "bytes_limit": 96 << 20,
+                "pool_bytes": self.pool,
+                "bytes_reserved": self.pool,
+            }
+
+    lines = []
+    for Device.pool in (0, 96 << 20):
+        monkeypatch.setattr(jax, "devices", lambda: [Device()])
+        assert report.machine().items() >= {"allocator_peak_bytes": 3 << 20, "allocator_limit_bytes": 96 << 20}.items()
+        run = dict(model="m", batch_size=1, prompt_length=1, gen_length=1, block_length=1, repeats=1)
+        monkeypatch.setattr(report, "aligned", lambda rows, words: [])
+        lines.append(report.table([], random_model_stub(), run).splitlines()[0])
+    assert "peak of device memory 3.0 MiB; limit of device memory 96.0 MiB" in lines[0] and lines[0] == lines[1]
+
+
+def test_b59_a_backend_that_does_not_count_says_nothing():
+    assert report.allocator(jax.devices()[0]) == {}
+
+
+def random_model_stub():
+    return types.SimpleNamespace(spec=random_spec(parse_sizes(SMALL)), dtype="float32")
 
 
 @pytest.mark.parametrize(
