@@ -1,9 +1,9 @@
 """The one point that decides, while tracing, which implementation of an operation runs.
 
 Order: the caller's ``backend`` argument, then the surrounding :func:`using`, then the environment variable
-``POLESTAR_KERNELS``, then what the platform being compiled for can run. The argument is binding, and so is a strict
-:func:`using`: what they name runs or :class:`Unsupported` is raised. Otherwise a kernel that cannot be built gives way to
-the jax.numpy definition, with one log line per operation and reason.
+``POLESTAR_KERNELS``, then what the platform being compiled for can run. The argument is binding, and in a strict
+:func:`using` everything is: what was chosen runs or :class:`Unsupported` is raised. Otherwise a kernel that cannot be
+built gives way to the jax.numpy definition, with one log line per operation and reason.
 """
 
 from __future__ import annotations
@@ -43,16 +43,28 @@ class Kernel(Protocol, Hashable):
 
 @contextlib.contextmanager
 def using(backend: str, *, strict: bool = False) -> Iterator[None]:
-    """Within the context, what is traced asks for this backend: "auto" or one of BACKENDS; ``strict``: or fails.
+    """Within the context, what is traced asks for this backend: "auto", which leaves it to what is around, or one of BACKENDS;
+    ``strict``: or fails. A strict context stays strict inside another.
 
     Raises:
       UnknownBackend: no such name.
     """
-    token = _around.set((_checked(backend, "backend"), strict))
+    outer, was_strict = _around.get()
+    token = _around.set((_checked(backend, "backend") or outer, strict or was_strict))
     try:
         yield
     finally:
         _around.reset(token)
+
+
+def asked() -> str | None:
+    """The backend that the context, else the environment names, or None.
+
+    Raises:
+      UnknownBackend: no such name in the environment.
+    """
+    around, _ = _around.get()
+    return around or _checked(os.environ.get(ENVIRONMENT), ENVIRONMENT)
 
 
 def choose(op: str, *, platform: str, backend: str | None = None, build: Callable[[str], object] | None = None) -> str:
@@ -67,13 +79,11 @@ def choose(op: str, *, platform: str, backend: str | None = None, build: Callabl
 
     Raises:
       UnknownBackend: no such name, in the argument or the environment.
-      Unsupported: the argument, or a strict context, names a route that cannot be had.
+      Unsupported: the route cannot be had, and the argument names it or the context is strict.
     """
-    around, strict = _around.get()
+    _, strict = _around.get()
     named = _checked(backend, "backend")
-    binding = named is not None or (strict and around is not None)
-    wanted = named or around or _checked(os.environ.get(ENVIRONMENT), ENVIRONMENT)
-    route = wanted or ("pallas" if platform == "cuda" else "xla")
+    route = named or asked() or ("pallas" if platform == "cuda" else "xla")
     if route == "xla":
         return route
     try:
@@ -83,7 +93,7 @@ def choose(op: str, *, platform: str, backend: str | None = None, build: Callabl
             build(route)
     except Exception as error:  # a kernel that fails to build, in whatever way, must not fail the caller
         reason = str(error) if isinstance(error, Unsupported) else _one_line(error)
-        if binding:
+        if strict or named is not None:
             raise Unsupported(f"{op}: {reason}") from error
         _report(op, reason)
         return "xla"

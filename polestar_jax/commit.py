@@ -69,6 +69,20 @@ class Threshold(Rule):
         return scores.eligible & (scores.confidence >= self.threshold)
 
 
+@dataclasses.dataclass(frozen=True)
+class Factor(Rule):
+    """The n most confident positions, n the largest number such that each of the first n passes: the i-th highest confidence c
+    with (i + 1)(1 - c) <= ``factor``; at least one (Fast-dLLM's dynamic factor, arXiv 2505.22618)."""
+
+    factor: float
+
+    def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
+        place = rank(scores.confidence, scores.eligible)
+        fails = scores.eligible & ((place + 2) * (1 - scores.confidence) > self.factor)
+        first = jnp.min(jnp.where(fails, place, place.shape[-1]), axis=-1, keepdims=True)
+        return scores.eligible & (place < jnp.maximum(first, 1))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allowance(Rule):
     """The threshold rule with at most (masks at entry) / ``steps`` commits a pass plus what earlier passes left unused;
@@ -225,6 +239,21 @@ class AtLeastOne(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
+class ForcedEntry(AtLeastOne):
+    """``rule``, and at a span's entry the one position that is scored, if it is one, whatever the rule says."""
+
+    @property
+    def may_stall(self) -> bool:
+        return self.rule.may_stall
+
+    def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Any]:
+        accept, reason, own = self.rule.select(scores, state)
+        alone = jnp.sum(scores.eligible, axis=-1) == 1
+        forced = scores.eligible & (state.entering & alone)[:, None] & ~accept
+        return accept | forced, jnp.where(forced, FALLBACK, reason).astype(jnp.int8), own
+
+
+@dataclasses.dataclass(frozen=True)
 class Combined(Rule):
     """Stateless rules joined by "any" or "all" of their acceptances."""
 
@@ -243,7 +272,7 @@ def threshold(value: float) -> Threshold:
 
 def at_least_one(rule: CommitRule) -> AtLeastOne:
     """Add the progress guarantee to a rule; once is enough."""
-    return rule if isinstance(rule, AtLeastOne) else AtLeastOne(rule)
+    return rule if type(rule) is AtLeastOne else AtLeastOne(rule)
 
 
 def any_of(*rules: Rule) -> Combined:

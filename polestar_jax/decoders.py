@@ -16,6 +16,7 @@ from polestar_jax.cache import NoCache
 from polestar_jax.decode.policy import CachePolicy, Decoder
 from polestar_jax.decode.sampling import Sampling
 from polestar_jax.errors import InputError
+from polestar_jax.fast_dllm import FIRST_TOKENS, DualCache, PrefixCache
 from polestar_jax.polestar.cache import PolestarCache
 from polestar_jax.polestar.commit import PolestarCommit
 from polestar_jax.polestar.presets import RELEASE, SETTINGS
@@ -73,6 +74,21 @@ PARALLEL = COMMON | FILTERS | {
 }  # fmt: skip
 
 
+FACTOR = COMMON | FILTERS | {
+    "factor": Setting(type=float, default=1.0, low=0, help="commit the n best while (n + 1)(1 - the n-th confidence) <= factor"),
+}  # fmt: skip
+FAST_DLLM = COMMON | FILTERS | {
+    "threshold": Setting(
+        type=float, default=0.9, none="a fixed number a pass, by steps",
+        help="commit every position with at least this confidence, else the best one",
+    ),
+    "factor": Setting(type=float, default=None, low=0, help="the factor rule instead of the threshold; none: the threshold"),
+    "steps": Setting(type=int, default=None, low=1, help="passes in all where threshold and factor are none; none: gen_length"),
+    "first_token": Setting(
+        type=str, default=FIRST_TOKENS[0], choices=FIRST_TOKENS,
+        help="of a block, for Dream: read from the row before it, or decided by the entry whatever its confidence",
+    ),
+}  # fmt: skip
 POLESTAR = COMMON | FILTERS | SETTINGS
 
 
@@ -83,18 +99,12 @@ def vanilla(**settings: Any) -> Decoder:
     """
     values = checked(VANILLA, settings, "vanilla")
     gen_length, block_length = _lengths(values)
-    blocks = gen_length // block_length
-    steps = gen_length if values["steps"] is None else values["steps"]
-    if steps % blocks or steps > gen_length:
-        raise InputError(
-            f"setting steps={steps} is not accepted: a multiple of the {blocks} blocks "
-            f"(gen_length {gen_length} / block_length {block_length}) up to gen_length"
-        )
+    each = _steps(values, gen_length, block_length)
     if values["order"] == "origin":
-        rule: commit.Rule = commit.Origin(steps_per_block=steps // blocks, eps=values["eps"])
+        rule: commit.Rule = commit.Origin(steps_per_block=each, eps=values["eps"])
     else:
         rule = commit.Quota(
-            steps_per_block=steps // blocks, order=values["order"], quota=values["quota"], eps=values["eps"],
+            steps_per_block=each, order=values["order"], quota=values["quota"], eps=values["eps"],
             order_temperature=values["order_temperature"],
         )  # fmt: skip
     return _decoder("vanilla", values, block_length, rule)
@@ -114,6 +124,49 @@ def parallel(**settings: Any) -> Decoder:
     return _decoder("parallel", values, block_length, rule)
 
 
+def fast_dllm_factor(**settings: Any) -> Decoder:
+    """As many positions as the factor rule allows, no cache (Fast-dLLM's dynamic factor, arXiv 2505.22618).
+
+    Settings: see ``METHODS["fast_dllm_factor"].settings``.
+    """
+    values = checked(FACTOR, settings, "fast_dllm_factor")
+    return _decoder("fast_dllm_factor", values, _lengths(values)[1], commit.Factor(values["factor"]))
+
+
+def fast_dllm_prefix(**settings: Any) -> Decoder:
+    """The rows before a block are kept while it is decoded (Fast-dLLM, arXiv 2505.22618).
+
+    Settings: see ``METHODS["fast_dllm_prefix"].settings``.
+    """
+    return _fast_dllm("fast_dllm_prefix", settings)
+
+
+def fast_dllm_dual(**settings: Any) -> Decoder:
+    """All rows but the block's are kept while it is decoded (Fast-dLLM, arXiv 2505.22618).
+
+    Settings: see ``METHODS["fast_dllm_dual"].settings``.
+    """
+    return _fast_dllm("fast_dllm_dual", settings)
+
+
+def _fast_dllm(name: str, settings: dict[str, Any]) -> Decoder:
+    values = checked(FAST_DLLM, settings, name)
+    gen_length, block_length = _lengths(values)
+    if values["steps"] is not None and (values["factor"], values["threshold"]) != (None, None):
+        raise InputError(f"setting steps={values['steps']} goes with threshold=none and factor=none alone")
+    if values["factor"] is not None:
+        rule: commit.Rule = commit.Factor(values["factor"])
+    elif values["threshold"] is not None:
+        rule = commit.threshold(values["threshold"])
+    else:
+        rule = commit.Quota(steps_per_block=_steps(values, gen_length, block_length))
+    if values["first_token"] == "force":
+        rule = commit.ForcedEntry(rule)
+    parts = dict(block_length=block_length, first_token=values["first_token"])
+    cache = PrefixCache(gen_length=gen_length, **parts) if name == "fast_dllm_prefix" else DualCache(**parts)
+    return _decoder(name, values, block_length, rule, cache)
+
+
 def polestar(preset: str = "paper", **settings: Any) -> Decoder:
     """Drift-aware cache and commits (Polestar, arXiv 2607.14107).
 
@@ -128,6 +181,18 @@ def polestar(preset: str = "paper", **settings: Any) -> Decoder:
     rule = PolestarCommit(**own(PolestarCommit))
     cache = PolestarCache(**own(PolestarCache) | {"block_length": block_length, "score_suffix": rule.suffix_commit})
     return _decoder("polestar", values, block_length, rule, cache)
+
+
+def _steps(values: dict[str, Any], gen_length: int, block_length: int) -> int:
+    """Passes that a block takes, of ``steps`` in all."""
+    blocks = gen_length // block_length
+    steps = gen_length if values["steps"] is None else values["steps"]
+    if steps % blocks or steps > gen_length:
+        raise InputError(
+            f"setting steps={steps} is not accepted: a multiple of the {blocks} blocks "
+            f"(gen_length {gen_length} / block_length {block_length}) up to gen_length"
+        )
+    return steps // blocks
 
 
 def _lengths(values: dict[str, Any]) -> tuple[int, int]:
@@ -184,6 +249,24 @@ METHODS = {
         build=parallel,
         settings=PARALLEL,
         summary="every position above a confidence threshold, every row recomputed",
+        source="Fast-dLLM, arXiv 2505.22618",
+    ),
+    "fast_dllm_prefix": Method(
+        build=fast_dllm_prefix,
+        settings=FAST_DLLM,
+        summary="a confidence threshold; a block's entry computes every row, a step the block and all after it",
+        source="Fast-dLLM, arXiv 2505.22618",
+    ),
+    "fast_dllm_dual": Method(
+        build=fast_dllm_dual,
+        settings=FAST_DLLM,
+        summary="a confidence threshold; a block's entry computes every row, a step the block's alone",
+        source="Fast-dLLM, arXiv 2505.22618",
+    ),
+    "fast_dllm_factor": Method(
+        build=fast_dllm_factor,
+        settings=FACTOR,
+        summary="as many of the most confident as a factor allows, every row recomputed",
         source="Fast-dLLM, arXiv 2505.22618",
     ),
     "polestar": Method(

@@ -78,8 +78,14 @@ def _run(
     keep: bool,
     backend: str | None,
 ) -> Measured:
+    if valid is not None and valid.ndim and valid.shape[0] == 1:
+        valid = jnp.broadcast_to(valid, (q.shape[0], *valid.shape[1:]))
     _check(q, k, v, valid, previous)
     if theta is not None:
+        if q.shape[-1] % 2:
+            raise ValueError(f"head_dim {q.shape[-1]}: need an even one to rotate")
+        q_positions = _positions("q_positions", q_positions, *q.shape[:2])
+        k_positions = _positions("k_positions", k_positions, q.shape[0], k.shape[2])
         q = ref.rotate(q, q_positions[:, :, None], theta)
     args = {"q": q, "k": k}
     if v is not None:
@@ -109,12 +115,16 @@ def _run(
 def _check(
     q: jax.Array, k: jax.Array, v: jax.Array | None, valid: jax.Array | None, previous: Distribution | None
 ) -> None:
+    for name, array in (("q", q), ("k", k)):
+        if array.ndim != 4 or 0 in array.shape:
+            raise ValueError(f"{name} {list(array.shape)}: need four axes, none of them empty")
     b, r, h, e = q.shape
     g, n = k.shape[1:3]
     shapes = {
         "k": (k.shape, (b, g, n, e)),
         "v": (None if v is None else v.shape, (b, g, e, n)),
         "previous.scores": (None if previous is None else previous.scores.shape, (b, h, r, n)),
+        "previous.lse": (None if previous is None else previous.lse.shape, (b, h, r)),
         "valid": (None if valid is None else valid.shape, (b, n) if valid is None or valid.ndim == 2 else (b, r, n)),
     }
     for name, (shape, wanted) in shapes.items():
@@ -125,6 +135,20 @@ def _check(
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array is not None and (str(array.dtype) not in DTYPES or array.dtype != q.dtype):
             raise ValueError(f"{name} is {array.dtype}: need one of {', '.join(DTYPES)}, the same for all")
+
+    if valid is not None and valid.dtype != bool:
+        raise ValueError(f"valid is {valid.dtype}: need bool")
+    for name, array in (previous._asdict() if previous is not None else {}).items():
+        if array.dtype != jnp.float32:
+            raise ValueError(f"previous.{name} is {array.dtype}: need float32")
+
+
+def _positions(name: str, positions: jax.Array | None, b: int, count: int) -> jax.Array:
+    """Positions i32 [b, count]; [1, count] stands for the same in every sequence."""
+    if positions is None or positions.shape not in ((b, count), (1, count)):
+        given = None if positions is None else list(positions.shape)
+        raise ValueError(f"{name} {given}: need {[b, count]} to rotate")
+    return jnp.broadcast_to(positions, (b, count))
 
 
 def _kernel(shapes: dict[str, jax.ShapeDtypeStruct], keep: bool, *, interpret: bool) -> dispatch.Kernel:

@@ -86,9 +86,11 @@ def mix(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def divergence(new: Distribution, old: Distribution) -> jax.Array:
-    """Mean over heads of KL(new || old), f32 [b, r], at least 0; probabilities below 1e-12 count as that."""
+    """Mean over heads of KL(new || old), f32 [b, r], at least 0; probabilities below 1e-12 count as that. 0 for a row without
+    a valid key."""
     new_log, old_log = (jnp.maximum(each.log_probabilities, SMALLEST) for each in (new, old))
     per_head = jnp.sum(jnp.exp(new_log) * (new_log - old_log), axis=-1)
+    per_head = jnp.where(jnp.all(new.scores == LOWEST, axis=-1), 0.0, per_head)
     return jnp.maximum(jnp.mean(per_head, axis=1), 0.0)
 
 

@@ -173,7 +173,7 @@ def _kernel(*refs, plan: Plan, writes: tuple[str, ...]):
         moved, out = sums.moved, sums.out
         if moved is not None:
             moved = (moved + sums.mass * (sums.top - top)) * shrink
-            moved = moved + jnp.sum(p * (s - top[:, None] - jnp.maximum(old, SMALLEST)), axis=1)
+            moved = moved + jnp.sum(p * (s - top[:, None] - jnp.where(old < SMALLEST, SMALLEST, old)), axis=1)
         if out is not None:
             v = _load(inputs["v"].at[whole, at], wide_lane[:, None] & inside[None])
             out = out * shrink[:, None] + _product(p.astype(v.dtype), v)
@@ -232,6 +232,7 @@ def _finish(got: dict[str, jax.Array], plan: Plan) -> Measured:
         distribution = Distribution(got["scores"], highest + jnp.log(total))
     if "moved" in got:
         moved = jnp.sum((got["moved"] + mass * (top - highest)) * weight, axis=0)
-        per_head = jnp.where(highest == LOWEST, 0.0, moved / total - jnp.log(total))
+        # No valid key at all: nothing moved. Scores that are no numbers, or all below LOWEST, leave no mass: NaN.
+        per_head = jnp.where((highest == LOWEST) & (total > 0), 0.0, moved / total - jnp.log(total))
         drift = jnp.maximum(jnp.mean(per_head, axis=1), 0.0)
     return Measured(distribution, drift, out)

@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # what jax raises on the device, out of memory included
         if os.environ.get("POLESTAR_DEBUG"):
             raise
+        if type(error).__name__ == "UnknownBackend":  # of POLESTAR_KERNELS; not imported, for that takes jax
+            return _fail(verb, error, 2)
         return _fail(verb, f"{type(error).__name__}: {error} (POLESTAR_DEBUG=1 shows where)", 1)
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from pallas_kernels import dispatch
 from polestar_jax.commit import at_least_one
 from polestar_jax.decode.policy import Decoder, Span
 from polestar_jax.decode.prompts import check_prompt, check_seed
 from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, best_rows, score_rows
 from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, by_position, kept
+from polestar_jax.decode.surroundings import kernels_of, settled
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
@@ -123,18 +123,8 @@ def _fresh(
 def step(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None = None) -> DecodeState:
     """One forward pass and its commits, by the plan of this index in ``decoder.cache.plans`` (default: the one that is needed
     first) and for every unfinished sequence that it serves; the others are left as they are."""
-    with _kernels(decoder):
+    with kernels_of(decoder):
         return _advanced(model, decoder, state, plan)
-
-
-@contextlib.contextmanager
-def _kernels(decoder: Decoder) -> Iterator[None]:
-    """What is traced inside takes the decoder's choice of kernels."""
-    try:
-        with dispatch.using(decoder.kernels, strict=decoder.strict_kernels):
-            yield
-    except (dispatch.Unsupported, dispatch.UnknownBackend) as error:
-        raise InputError(f"kernels={decoder.kernels} cannot be had: {error}") from error
 
 
 def _advanced(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None) -> DecodeState:
@@ -259,6 +249,7 @@ def _recorded(
 
 def decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
     """Run to the end on the device; ``state`` is donated. Jitted, and may be called inside another jit."""
+    decoder, state = settled(decoder, state)
     graph, weights = split(model)
     return _decode(graph, weights, decoder, state)
 
@@ -268,6 +259,7 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
 
     The cache is donated from pass to pass, so the yielded states carry ``cache=None``; everything else stays valid.
     """
+    decoder, state = settled(decoder, state)
     graph, weights = split(model)
     bound = decoder.max_passes * state.done.shape[0]
     while not bool(np.all(state.done)) and int(state.passes) < bound:
@@ -281,11 +273,13 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
 
 def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Callable, float]:
     """The compiled loop for states of this shape, as a function of (weights, state), and the seconds it took (0 if known)."""
+    decoder, state = settled(decoder, state)
     return _compile(_decode, *split(model), decoder, state)
 
 
 def compile_step(model: Denoiser, decoder: Decoder, state: DecodeState) -> float:
     """Compile the passes that ``steps`` runs on states of this shape; the seconds it took (0 if known)."""
+    decoder, state = settled(decoder, state)
     graph, weights = split(model)
     states = state.replace(cache=None), state.cache
     plans = range(len(decoder.cache.plans))

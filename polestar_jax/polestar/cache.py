@@ -17,6 +17,7 @@ from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.polestar import entry, step
 from polestar_jax.polestar.presets import SETTINGS
+from polestar_jax.polestar.residency import place
 from polestar_jax.polestar.residuals import GROUPS
 from polestar_jax.polestar.state import PolestarState, empty
 from polestar_jax.spec import ModelSpec
@@ -107,6 +108,11 @@ class PolestarCache:
             spec, batch=b, columns=n, block=self.block_length, window=self.window, clusters=self.clusters,
             form=self.quantization, residency=self.residency, dtype=dtype,
         )  # fmt: skip
+
+    def placed(self, own: PolestarState) -> PolestarState:
+        """The pytree with its stored states in the memory that ``residency`` names."""
+        layers = (layer._replace(hidden=place(layer.hidden, self.residency)) for layer in own.layers)
+        return own._replace(layers=tuple(layers))
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         place = {plan.name: i for i, plan in enumerate(self.plans)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from pallas_kernels.attention import attend, measure
+from polestar_jax.decode.rows import KEYS, VALUES, block_rows, every_row, joined
 from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass
 from polestar_jax.models.attention import as_keys, as_values
 from polestar_jax.models.denoiser import Denoiser
@@ -14,7 +15,7 @@ from polestar_jax.polestar.clusters import cluster
 from polestar_jax.polestar.packet import kept_as
 from polestar_jax.polestar.residency import fetch, park
 from polestar_jax.polestar.state import LayerCache, PolestarState, settled
-from polestar_jax.polestar.window import KEYS, VALUES, block_rows, every_row, joined, spread, window_rows
+from polestar_jax.polestar.window import spread, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache

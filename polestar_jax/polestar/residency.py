@@ -37,6 +37,14 @@ def fetch(stored: Stored, residency: str) -> Stored:
     return _moved(stored, jax.memory.Space.Device)
 
 
+def place(stored: Stored, residency: str) -> Stored:
+    """The states where ``residency`` wants them, wherever they are."""
+    sharding = getattr(stored.codes, "sharding", None)  # none while tracing, and of an array from a file
+    if getattr(sharding, "memory_kind", None) == residency:
+        return stored
+    return park(stored, residency) if residency == "pinned_host" else _moved(stored, jax.memory.Space.Device)
+
+
 def _moved(stored: Stored, space: jax.memory.Space) -> Stored:
     move = lambda array: None if array is None else jax.device_put(array, space)  # noqa: E731
     return stored._replace(codes=move(stored.codes), scales=move(stored.scales))

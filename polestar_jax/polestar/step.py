@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention import Distribution, Measured, attend, measure
+from polestar_jax.decode.rows import KEYS, VALUES, Rows, block_rows
 from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position
 from polestar_jax.models.denoiser import Block, Denoiser
 from polestar_jax.polestar.clusters import moved
@@ -22,7 +23,7 @@ from polestar_jax.polestar.drift import most_drifted
 from polestar_jax.polestar.packet import kept_as, taken
 from polestar_jax.polestar.residency import fetch, park
 from polestar_jax.polestar.state import LayerCache, PolestarState, settled
-from polestar_jax.polestar.window import KEYS, VALUES, Rows, block_rows, spread, window_rows
+from polestar_jax.polestar.window import spread, window_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar.cache import PolestarCache

@@ -195,6 +195,9 @@ def test_b51_what_no_kernel_serves_falls_back_with_one_notice(caplog, monkeypatc
         (dict(v=jnp.zeros((1, 2, 70, 64))), r"v \[1, 2, 70, 64\]: need \[1, 2, 64, 70\]"),
         (dict(k=jnp.zeros((1, 3, 70, 64))), "4 heads: need a multiple of the 3"),
         (dict(k=jnp.zeros((1, 2, 70, 64), jnp.bfloat16)), "k is bfloat16: need one of"),
+        (dict(valid=jnp.ones((1, 70), jnp.int32)), "valid is int32: need bool"),
+        (dict(k_positions=jnp.zeros((1, 5), jnp.int32)), r"k_positions \[1, 5\]: need \[1, 70\] to rotate"),
+        (dict(q_positions=None), "q_positions None: need"),
         (dict(valid=jnp.ones((1, 69), bool)), r"valid \[1, 69\]: need \[1, 70\]"),
     ],
 )
@@ -205,6 +208,20 @@ def test_what_does_not_go_together_is_refused(change, message):
         args["v"] = jnp.swapaxes(args["k"], 2, 3).astype(jnp.float32)
     with pytest.raises(ValueError, match=message):
         attend(**args)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drift_of_scores_that_are_no_numbers_is_none(backend):
+    case = Case(r=2, n=40, theta=None)
+    good = measure(case.q, case.k, backend="xla").distribution
+    lost = measure(jnp.full_like(case.q, -jnp.inf), jnp.abs(case.k), previous=good, backend=backend)
+    assert np.isnan(lost.drift).all()
+    for bad in (good._replace(lse=good.lse * jnp.nan), good._replace(scores=good.scores.at[..., 3].set(jnp.nan))):
+        assert np.isnan(measure(case.q, case.k, previous=bad, backend=backend).drift).all()
+    with pytest.raises(ValueError, match=r"previous\.lse \[1, 4, 1\]: need \[1, 4, 2\]"):
+        measure(case.q, case.k, previous=good._replace(lse=good.lse[..., :1]), backend=backend)
+    with pytest.raises(ValueError, match=r"previous\.scores is bfloat16: need float32"):
+        measure(case.q, case.k, previous=good._replace(scores=good.scores.astype(jnp.bfloat16)), backend=backend)
 
 
 def test_distribution_has_the_shape_of_the_next_steps_previous():

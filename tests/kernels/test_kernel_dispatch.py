@@ -53,8 +53,10 @@ def test_context_asks_and_falls_back_unless_strict(monkeypatch, caplog):
     with dispatch.using("interpret"):
         assert choose("op", platform="cuda") == "interpret"
         assert choose("op", platform="cuda", backend="xla") == "xla"
-        with dispatch.using("auto", strict=True):
-            assert choose("op", platform="cuda") == "xla"  # by the environment
+        with dispatch.using("auto", strict=True):  # leaves it to what is around
+            assert choose("op", platform="cuda") == "interpret"
+            with dispatch.using("pallas"), pytest.raises(Unsupported, match="need CUDA"):  # strict still
+                choose("op", platform="cpu")
         assert choose("op", platform="cuda") == "interpret"
     with dispatch.using("pallas"), caplog.at_level(logging.WARNING, "pallas_kernels"):
         assert choose("op", platform="cpu") == "xla"
@@ -65,6 +67,10 @@ def test_context_asks_and_falls_back_unless_strict(monkeypatch, caplog):
     ]
     with dispatch.using("pallas", strict=True), pytest.raises(Unsupported, match="op: head_dim 72"):
         choose("op", platform="cuda", build=refuse)
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "pallas")
+    with dispatch.using("auto", strict=True), pytest.raises(Unsupported, match="need CUDA"):
+        choose("op", platform="cpu")
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "xla")
     with pytest.raises(ValueError, match="mosaic"), dispatch.using("mosaic"):
         pass
     assert choose("op", platform="cuda") == "xla"

@@ -23,8 +23,7 @@ GOLDENS = DATA / "goldens/polestar"
 RUNS = sorted(path.stem for path in GOLDENS.glob("*_p*.npz"))
 CHECKPOINTS = {"llada": "llada", "llada_gqa": "llada_gqa", "dream": "dream", "llada1l": "llada_1layer"}
 FAST = (
-    "dream_paper_default_p7", "dream_paper_window_1_0_p33", "llada_gqa_paper_block8_p33", "llada_paper_default_p33",
-    "llada_paper_every_step_p33", "llada_polestar_p7_g64_b16", "llada1l_polestar_skip_p33_g128_b8",
+    "dream_paper_window_1_0_p33", "llada_gqa_paper_block8_p33", "llada_paper_default_p33", "llada_polestar_p7_g64_b16",
 )  # fmt: skip
 EXACT = ("tokens", "kind", "block", "reason", "step", "cluster_selected", "token_selected", "labels")
 

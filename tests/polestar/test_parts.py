@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from polestar_jax.decode.rows import KEYS, VALUES, Run
 from polestar_jax.polestar import clusters, drift, residuals
-from polestar_jax.polestar.window import KEYS, VALUES, Run
 from tests.oracles import polestar_parts as plain
 
 PREFIX, SUFFIX = 12, 6

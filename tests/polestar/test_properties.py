@@ -125,7 +125,7 @@ def test_merged_rows_equal_separate_passes(case):
 
 def test_without_commits_by_drift_and_refreshes_it_is_a_dual_cache():
     """Entered fully at every block, with confidence alone: the recorded run of Fast-dLLM's dual cache, pass for pass."""
-    with np.load(DATA / "goldens/decode/llada_fast2_dual_p33.npz") as file:
+    with np.load(DATA / "goldens/fast_dllm/llada_fast2_dual_p33.npz") as file:
         golden = dict(file)
     model, prompt = load_model(DATA / "checkpoints/llada", dtype="float32"), golden["prompt"].tolist()
     decoder = decoders.polestar(

@@ -7,6 +7,7 @@ import logging
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,7 +36,7 @@ def decoded(model, prompt, **settings):
     ("checkpoint", "name"),
     [
         ("llada", "llada_paper_default_p20"),
-        ("dream", "dream_paper_default_p7"),
+        pytest.param("dream", "dream_paper_default_p7", marks=pytest.mark.slow),
         pytest.param("llada_gqa", "llada_gqa_paper_default_p7", marks=pytest.mark.slow),
         pytest.param("llada", "llada_paper_every_step_p33", marks=pytest.mark.slow),
         pytest.param("llada_gqa", "llada_gqa_paper_nvfp4_direct_p33", marks=pytest.mark.slow),
@@ -67,6 +68,7 @@ def test_interpreted_kernels_change_no_token_without_a_cache(method):
     assert [answer.tokens for answer in plain] == [answer.tokens for answer in kernels]
 
 
+@pytest.mark.slow
 def test_strict_kernels_refuse_what_cannot_be_had_and_others_fall_back(caplog, monkeypatch):
     model = lively_model()
     with pytest.raises(InputError, match=r"kernels=pallas cannot be had: \w+: Pallas kernels need CUDA.*cpu"):
@@ -80,9 +82,40 @@ def test_strict_kernels_refuse_what_cannot_be_had_and_others_fall_back(caplog, m
     assert asked[0].tokens == generate(model, None, [[1]], decoders.polestar(**SMALL, kernels="xla"))[0].tokens
 
 
-@pytest.mark.parametrize(
-    "quantization", ["nvfp4", *(pytest.param(form, marks=pytest.mark.slow) for form in ("int8", "none"))]
-)
+def test_kernels_that_the_environment_or_a_context_names_make_a_program_of_their_own(monkeypatch):
+    model, decoder = lively_model(), decoders.parallel(gen_length=8, block_length=8)
+    engine.forget_programs()
+    plain = generate(model, None, [[1, 2]], decoder)[0].tokens
+    assert generate(model, None, [[1, 2]], decoder)[0].tokens == plain and len(engine._compiled) == 1
+    with dispatch.using("interpret"):
+        assert generate(model, None, [[1, 2]], decoder)[0].tokens == plain
+    assert len(engine._compiled) == 2
+    strict = decoders.parallel(gen_length=8, block_length=8, strict_kernels=True)
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "pallas")
+    with pytest.raises(InputError, match="kernels=pallas cannot be had"):
+        generate(model, None, [[1, 2]], strict)
+    monkeypatch.setenv(dispatch.ENVIRONMENT, "bogus")
+    with pytest.raises(InputError, match="POLESTAR_KERNELS='bogus' is no kernel backend; accepted: auto, xla"):
+        generate(model, None, [[1, 2]], decoder)
+
+
+@pytest.mark.slow
+def test_a_state_from_a_file_goes_on_wherever_it_was_loaded_to():
+    model = lively_model()
+    decoder = decoders.polestar(**SMALL, residency="pinned_host")
+    start = engine.init_state(model, decoder, [1, 2, 3])
+    loaded = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, start.cache))
+    assert memory_kinds(start.replace(cache=loaded)) == {"device"}
+    done = engine.decode(model, decoder, start.replace(cache=loaded))
+    assert memory_kinds(done) == {"pinned_host"}
+    plain = decoders.polestar(**SMALL)
+    other = engine.decode(model, plain, engine.init_state(model, decoder, [1, 2, 3]))
+    assert memory_kinds(other) == {"device"}
+    np.testing.assert_array_equal(done.tokens, other.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["nvfp4", "int8", "none"])
 def test_b57_host_memory_changes_nothing(quantization):
     model, prompts = lively_model(seed=2), [[1, 2, 3], [7, 8, 9, 10, 11, 12]]
     states = {}
@@ -108,6 +141,7 @@ def memory_kinds(state) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_b57_without_host_memory_states_stay_on_the_device_with_a_notice(monkeypatch, caplog):
     class Bare:
         def addressable_memories(self):
