@@ -243,7 +243,10 @@ def random_model_stub():
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--methods", "vanilla,nonsense"], "unknown method 'nonsense'; methods: vanilla, parallel, polestar"),
+        (
+            ["--methods", "vanilla,nonsense"],
+            "unknown method 'nonsense'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, polestar",
+        ),
         (["--methods", ""], "unknown method ''"),
         (["--methods", "vanilla,vanilla"], "vanilla is given twice"),
         (["--repeats", "0"], "--repeats 0 is not accepted: a whole number in 1..1000"),

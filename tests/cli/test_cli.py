@@ -148,7 +148,10 @@ def test_logits_match_the_golden_through_the_command(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["generate", "--method", "magic"], "unknown method 'magic'; methods: vanilla, parallel, polestar"),
+        (
+            ["generate", "--method", "magic"],
+            "unknown method 'magic'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, polestar",
+        ),
         (["generate", "--set", "tau=1"], "method polestar has no setting 'tau'; it has: gen_length"),
         (["generate", "--method", "parallel", "--preset", "paper"], "--preset paper is not accepted: method parallel"),
         (["generate", "--preset", "best"], "setting preset='best' is not accepted: paper | release"),
