@@ -35,6 +35,7 @@ class Stats:
       nfe: forward passes, each counted once whatever rows it computed.
       full_forwards, partial_forwards: passes over the whole canvas, and over some of its rows.
       refreshes: passes that refreshed a cache.
+      rows: rows that the passes computed, a layer (the mean over layers where they differ).
       tokens_non_eos: generated tokens that are neither end of text nor end of turn.
       tpf, tps: those tokens per forward pass, and per second.
       tpf_all, tps_all: the same for all generated positions, end-of-text filler included.
@@ -50,6 +51,7 @@ class Stats:
     full_forwards: int
     partial_forwards: int
     refreshes: int
+    rows: float
     tokens_non_eos: int
     tpf: float
     tps: float
@@ -109,6 +111,7 @@ def iterate(
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise InputError(f"batch_size {batch_size!r} is not accepted: a whole number >= 1")
     check.check_seed(seed)
+    decoder = decoder.for_model(model.spec, tokenizer)
     ids = all_prompt_ids(prompts, tokenizer, model.spec, decoder.gen_length, raw=raw)
     for first in range(0, len(ids), batch_size):
         batch = ids[first : first + batch_size]
@@ -144,7 +147,7 @@ def answers(
 ) -> Iterator[Answer]:
     """The answers of the first ``len(batch)`` sequences of a finished batch."""
     state = finished.state
-    tokens, reasons, nfe, full, partial, refreshes, near_ties = jax.device_get(
+    tokens, reasons, nfe, full, partial, refreshes, rows, near_ties = jax.device_get(
         (
             state.generated,
             state.reason,
@@ -152,6 +155,7 @@ def answers(
             state.full_forwards,
             state.partial_forwards,
             state.refreshes,
+            state.rows,
             state.near_ties,
         )
     )
@@ -171,7 +175,7 @@ def answers(
     for i, prompt in enumerate(batch):
         stats = count(
             tokens[i], reasons[i], model.spec, nfe=int(nfe[i]), full_forwards=int(full[i]), partial_forwards=int(partial[i]),
-            refreshes=int(refreshes[i]), near_ties=int(near_ties[i]), seconds=finished.seconds,
+            refreshes=int(refreshes[i]), rows=float(rows[i]), near_ties=int(near_ties[i]), seconds=finished.seconds,
             compile_seconds=finished.compile_seconds,
         )  # fmt: skip
         ids = tokens[i].tolist()
@@ -186,7 +190,7 @@ def answers(
 
 def count(
     tokens: np.ndarray, reasons: np.ndarray, spec: ModelSpec, *, nfe: int, full_forwards: int, partial_forwards: int,
-    refreshes: int, near_ties: int, seconds: float, compile_seconds: float,
+    refreshes: int, rows: float, near_ties: int, seconds: float, compile_seconds: float,
 ) -> Stats:  # fmt: skip
     """Accounting of one answer from its generated tokens [G] and commit reasons [G]."""
     kept = tokens[~np.isin(tokens, spec.stop_ids)].tolist()
@@ -194,7 +198,7 @@ def count(
     runs = list(zip(kept, kept[1:], kept[2:], kept[3:], strict=False))
     per = lambda amount, whole: amount / whole if whole else 0.0  # noqa: E731
     return Stats(
-        nfe=nfe, full_forwards=full_forwards, partial_forwards=partial_forwards, refreshes=refreshes, tokens_non_eos=real,
+        nfe=nfe, full_forwards=full_forwards, partial_forwards=partial_forwards, refreshes=refreshes, rows=rows, tokens_non_eos=real,
         tpf=per(real, nfe), tps=per(real, seconds), tpf_all=per(len(tokens), nfe), tps_all=per(len(tokens), seconds),
         seconds=seconds, compile_seconds=compile_seconds,
         commits={name: int((reasons == code).sum()) for code, name in enumerate(REASONS)},
@@ -278,6 +282,7 @@ def stream(
     Args:
       trace: record these fields in the states' ``trace``; default the decoder's.
     """
+    decoder = decoder.for_model(model.spec, tokenizer)
     decoder = decoder.replace(trace=trace) if trace else decoder
     ids = all_prompt_ids(prompts, tokenizer, model.spec, decoder.gen_length, raw=raw)
     yield from engine.steps(model, decoder, engine.init_state(model, decoder, ids, seed=seed))

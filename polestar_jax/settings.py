@@ -20,7 +20,7 @@ class Setting:
     """One setting of a method.
 
     Attributes:
-      type: int, float, bool or str.
+      type: int, float, bool, str, or tuple (of whole numbers).
       default: the value when not given; None where the meaning says what that stands for.
       low, high: inclusive bounds of a number; ``above`` makes the lower one exclusive; ``least`` is
         the smallest value beside 0. No number beyond LARGEST is accepted: it would not fit the device's types.
@@ -51,6 +51,8 @@ class Setting:
             words = " | ".join(self.choices)
         elif self.type is bool:
             words = "true | false"
+        elif self.type is tuple:
+            words = "whole numbers with commas"
         else:
             bounds = [
                 f"{sign} {bound:g}"
@@ -66,6 +68,11 @@ class Setting:
         if value is None and self.optional:
             return None
         refuse = InputError(f"setting {name}={value!r} is not accepted: {self.accepted}")
+        if self.type is tuple:
+            whole = isinstance(value, (tuple, list)) and all(isinstance(x, (int, np.integer)) for x in value)
+            if not whole or any(isinstance(x, bool) or not 0 <= x <= LARGEST for x in value):
+                raise refuse
+            return tuple(int(x) for x in value)
         if self.type is bool or self.type is str:
             if not isinstance(value, self.type) or (self.choices and value not in self.choices):
                 raise refuse
@@ -96,7 +103,7 @@ class Setting:
         if self.type is str:
             return self.check(name, text)
         try:
-            value = self.type(text)
+            value = tuple(int(part) for part in text.split(",")) if self.type is tuple else self.type(text)
         except ValueError:
             raise refuse from None
         return self.check(name, value)

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from pallas_kernels.vocab_scores import VocabScores
-from polestar_jax.decode import engine
+from polestar_jax.decode import engine, scoring
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decode.state import DecodeState
 from polestar_jax.models.denoiser import QKV, Block, Denoiser
@@ -45,7 +45,7 @@ class Rows:
 def count_rows(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -> Rows:
     """The rows of a pass by the plan of this name on states like ``state``."""
     marked = _Marked(model)
-    traced = jax.make_jaxpr(lambda state: engine._forward(marked, decoder, state, plan))(state)
+    traced = jax.make_jaxpr(lambda state: scoring.forward(marked, decoder, state, plan))(state)
     found = _count(traced.jaxpr)
     layers = range(model.spec.n_layers)
     return Rows(
@@ -105,6 +105,9 @@ class _MarkedLayer:
 
     def project_normed(self, x: jax.Array) -> QKV:
         return self.layer.project_normed(_mark(x, f"project {self.index}"))
+
+    def mlp(self, x: jax.Array) -> jax.Array:
+        return self.layer.mlp(_mark(x, f"finish {self.index}"))
 
     def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
         return self.layer.finish(_mark(x, f"finish {self.index}"), heads)

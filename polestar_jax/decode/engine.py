@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from polestar_jax.commit import at_least_one
+from polestar_jax.commit.rule import at_least_one
 from polestar_jax.decode.policy import Decoder, Span
 from polestar_jax.decode.prompts import check_prompt, check_seed
-from polestar_jax.decode.sampling import TOKEN_NOISE, RowScores, best_rows, score_rows
-from polestar_jax.decode.state import NEAR_TIE, REFRESH_STEP, DecodeState, Pass, Scores, by_position, kept
+from polestar_jax.decode.scoring import doubled, forward, guided
+from polestar_jax.decode.state import REFRESH_STEP, DecodeState, Pass, Scores, kept
 from polestar_jax.decode.surroundings import kernels_of, settled
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
@@ -60,6 +60,7 @@ def init_state(
         than the model was made for.
     """
     spec = model.spec
+    decoder = decoder.for_model(spec)
     if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (str, bytes)):
         raise InputError(f"prompts must be token ids or a list of them, got {type(prompts).__name__}")
     batch = [prompts] if len(prompts) and isinstance(prompts[0], (int, np.integer)) else list(prompts)
@@ -79,7 +80,7 @@ def init_state(
     ids = np.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, np.uint32)
     pad = np.array([columns - len(prompt) for prompt in batch], np.int32)
     state = _fresh(decoder, spec.n_layers, tokens, pad, np.uint32(seed), ids)
-    return state.replace(cache=decoder.cache.init(spec, _guided(state, decoder, spec), model.dtype))
+    return state.replace(cache=decoder.cache.init(spec, decoder.wanted, guided(state, decoder, spec), model.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -88,7 +89,8 @@ def _fresh(
 ) -> DecodeState:
     """The state of canvases nobody has worked on, without a cache."""
     b, gen_length = pad.shape[0], decoder.gen_length
-    span = _span(decoder, jnp.broadcast_to(pad[:, None] >= 0, (b, gen_length)))  # all true, yet no constant to fold
+    open_ = jnp.broadcast_to(pad[:, None] >= 0, (b, gen_length))  # all true, yet no constant to fold
+    span = _span(decoder, open_, jnp.full(b, -1, jnp.int32))
     zero = jnp.zeros(b, jnp.int32)
     trace = None
     if decoder.trace:
@@ -103,6 +105,7 @@ def _fresh(
         full_forwards=zero,
         partial_forwards=zero,
         refreshes=zero,
+        rows=jnp.zeros(b, jnp.float32),
         span_start=span.start,
         span_end=span.end,
         span_index=span.index,
@@ -115,6 +118,7 @@ def _fresh(
         active=jnp.ones(b, bool),
         done=jnp.zeros(b, bool),
         finite=jnp.ones(b, bool),
+        schedule=decoder.schedule.init(b, gen_length) if hasattr(decoder.schedule, "init") else (),
         commit=_rule(decoder).init(b, gen_length),
         trace=trace,
     )
@@ -123,6 +127,7 @@ def _fresh(
 def step(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int | None = None) -> DecodeState:
     """One forward pass and its commits, by the plan of this index in ``decoder.cache.plans`` (default: the one that is needed
     first) and for every unfinished sequence that it serves; the others are left as they are."""
+    decoder = decoder.for_model(model.spec)
     with kernels_of(decoder):
         return _advanced(model, decoder, state, plan)
 
@@ -135,7 +140,8 @@ def _advanced(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int |
     plan = plan or 0
     state = state.replace(active=~state.done & _served(decoder, state, plan, spec))
     active = state.active
-    result, scores = _forward(model, decoder, state, plans[plan].name)
+    result, scores = forward(model, decoder, state, plans[plan].name)
+    state, scores = _fitted(decoder, state, scores)
     accept, reason, commit = _rule(decoder).select(scores, state)
     accept = accept & (scores.eligible | scores.ahead)
     generated = jnp.where(accept, scores.token, state.generated)
@@ -155,6 +161,7 @@ def _advanced(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int |
         full_forwards=state.full_forwards + (active & result.full),
         partial_forwards=state.partial_forwards + (active & ~result.full),
         refreshes=state.refreshes + (active & (result.kind == REFRESH_STEP)),
+        rows=state.rows + jnp.where(active, result.computed, 0),
         span_passes=state.span_passes + count,
         committed=jnp.where(active, jnp.sum(accept & state.in_span, axis=-1), state.committed),
         near_ties=state.near_ties + jnp.sum(accept & scores.near_tie, axis=-1),
@@ -162,7 +169,7 @@ def _advanced(model: Denoiser, decoder: Decoder, state: DecodeState, plan: int |
         committed_at=jnp.where(accept, state.nfe[:, None], state.committed_at),
         done=done,
         finite=state.finite & (scores.finite | ~active),
-        cache=result.cache,
+        cache=_observed(decoder, state, result, scores, accept, spec),
         commit=kept(active, commit, state.commit),
         trace=_recorded(decoder, state, result, scores, accept, generated, commit),
     )
@@ -186,32 +193,37 @@ def _served(decoder: Decoder, state: DecodeState, plan: int, spec: ModelSpec) ->
     return jnp.array(served)[decoder.cache.wants(spec, state)]
 
 
-def _forward(model: Denoiser, decoder: Decoder, state: DecodeState, plan: str) -> tuple[Pass, Scores]:
-    """The cache policy's pass, without its guidance half, and the scores of what it computed."""
-    spec, b = model.spec, state.done.shape[0]
-    result = decoder.cache.forward(model, decoder.schedule, _guided(state, decoder, spec), plan)
-    sampling = decoder.sampling
-    if not (decoder.guidance or sampling.needs_logits):
-        rows = best_rows(model.scores(result.rows, sampling.barred(spec)), sampling, spec)
-        return result, _scores(rows, result, state, spec.mask_id)
-    logits = model.logits(result.rows)
-    if decoder.guidance:
-        conditional, unconditional = jnp.split(logits, 2)
-        logits = unconditional + (decoder.guidance + 1) * (conditional - unconditional)
-        result = jax.tree.map(lambda x: x[:b], result._replace(cache=None))._replace(cache=result.cache)
-    rows = score_rows(logits, sampling, spec, state.pass_key(TOKEN_NOISE))
-    return result, _scores(rows, result, state, spec.mask_id)
+def _fitted(decoder: Decoder, state: DecodeState, scores: Scores) -> tuple[DecodeState, Scores]:
+    """The state with its spans as the schedule sees them now that they have been scored, and the scores for these."""
+    if not hasattr(decoder.schedule, "fit"):
+        return state, scores
+    end, own = decoder.schedule.fit(scores, state)
+    end = jnp.where(state.active, jnp.minimum(end, state.span_start + decoder.schedule.capacity), state.span_end)
+    state = state.replace(span_end=end, schedule=kept(state.active, own, state.schedule))
+    scores = scores.within(state)
+    masks = jnp.sum(scores.eligible, axis=-1)
+    return state.replace(span_masks=jnp.where(state.active & state.entering, masks, state.span_masks)), scores
 
 
-def _span(decoder: Decoder, undecided: jax.Array) -> Span:
+def _observed(
+    decoder: Decoder, state: DecodeState, result: Pass, scores: Scores, accept: jax.Array, spec: ModelSpec
+) -> Any:
+    """The cache policy's pytree, once it knows what is committed."""
+    if not hasattr(decoder.cache, "observe"):
+        return result.cache
+    seen = doubled(decoder, (scores, accept))
+    return decoder.cache.observe(result.cache, *seen, guided(state, decoder, spec))
+
+
+def _span(decoder: Decoder, undecided: jax.Array, last: jax.Array) -> Span:
     """The schedule's next span, cut to its capacity: what lies beyond it would never be scored."""
-    span = decoder.schedule.next(undecided)
+    span = decoder.schedule.next(undecided, last)
     return span._replace(end=jnp.minimum(span.end, span.start + decoder.schedule.capacity))
 
 
 def _entered(decoder: Decoder, state: DecodeState, move: jax.Array, undecided: jax.Array) -> DecodeState:
     """The state with the sequences ``move`` bool [b] on the next span that the schedule gives."""
-    span = _span(decoder, undecided)
+    span = _span(decoder, undecided, state.span_index)
     moved = lambda new, old: jnp.where(move, new, old)  # noqa: E731
     state = state.replace(
         span_start=moved(span.start, state.span_start),
@@ -249,7 +261,7 @@ def _recorded(
 
 def decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> DecodeState:
     """Run to the end on the device; ``state`` is donated. Jitted, and may be called inside another jit."""
-    decoder, state = settled(decoder, state)
+    decoder, state = settled(decoder.for_model(model.spec), state)
     graph, weights = split(model)
     return _decode(graph, weights, decoder, state)
 
@@ -259,7 +271,7 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
 
     The cache is donated from pass to pass, so the yielded states carry ``cache=None``; everything else stays valid.
     """
-    decoder, state = settled(decoder, state)
+    decoder, state = settled(decoder.for_model(model.spec), state)
     graph, weights = split(model)
     bound = decoder.max_passes * state.done.shape[0]
     while not bool(np.all(state.done)) and int(state.passes) < bound:
@@ -273,13 +285,13 @@ def steps(model: Denoiser, decoder: Decoder, state: DecodeState) -> Iterator[Dec
 
 def compile_decode(model: Denoiser, decoder: Decoder, state: DecodeState) -> tuple[Callable, float]:
     """The compiled loop for states of this shape, as a function of (weights, state), and the seconds it took (0 if known)."""
-    decoder, state = settled(decoder, state)
+    decoder, state = settled(decoder.for_model(model.spec), state)
     return _compile(_decode, *split(model), decoder, state)
 
 
 def compile_step(model: Denoiser, decoder: Decoder, state: DecodeState) -> float:
     """Compile the passes that ``steps`` runs on states of this shape; the seconds it took (0 if known)."""
-    decoder, state = settled(decoder, state)
+    decoder, state = settled(decoder.for_model(model.spec), state)
     graph, weights = split(model)
     states = state.replace(cache=None), state.cache
     plans = range(len(decoder.cache.plans))
@@ -356,36 +368,3 @@ def precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
 def _rule(decoder: Decoder):
     """The commit rule with the progress guarantee around it."""
     return decoder.commit if decoder.commit.may_stall else at_least_one(decoder.commit)
-
-
-def _guided(state: DecodeState, decoder: Decoder, spec: ModelSpec) -> DecodeState:
-    """What the forward pass sees: with guidance, every sequence twice, the second time with its prompt masked."""
-    if not decoder.guidance:
-        return state
-    column = jnp.arange(state.tokens.shape[1])[None]
-    prompt = (column >= state.pad[:, None]) & (column < state.prompt_columns)
-    masked = jnp.where(prompt, spec.mask_id, state.tokens)
-    cache, trace = state.cache, state.trace
-    twice = jax.tree.map(
-        lambda x: jnp.concatenate([x, x]) if x.ndim else x, state.replace(cache=(), trace=None, commit=())
-    )
-    return twice.replace(tokens=jnp.concatenate([state.tokens, masked]), cache=cache, trace=trace)
-
-
-def _scores(rows: RowScores, result: Pass, state: DecodeState, mask_id: int) -> Scores:
-    """Scatter row scores [b, r] to generated positions [b, G]."""
-    g, targets = state.gen_length, result.targets
-    put = lambda value, fill: by_position(value, targets, g, fill)  # noqa: E731
-    seen = put(jnp.ones_like(targets, bool), False) & (state.generated == mask_id) & state.active[:, None]
-    last = lambda value: jnp.where(rows.deferred, -jnp.inf, value)  # noqa: E731
-    return Scores(
-        token=put(rows.token, 0),
-        confidence=put(last(rows.confidence), -jnp.inf),
-        margin=put(last(rows.margin), -jnp.inf),
-        neg_entropy=put(last(rows.neg_entropy), -jnp.inf),
-        eligible=seen & state.in_span,
-        ahead=seen & (jnp.arange(g)[None] >= state.span_end[:, None]),
-        near_tie=put(rows.margin < NEAR_TIE, False),
-        finite=~jnp.any(jnp.isnan(rows.confidence) & (targets < g), axis=-1),
-        drift=result.drift,
-    )

@@ -3,7 +3,7 @@
 A policy is a frozen dataclass of hashable settings with pure methods, so a whole :class:`Decoder` is one static argument of
 the jitted loop. Three parts decide what happens next:
 
-* the *schedule* says which positions may be committed (a span);
+* the *schedule* says which positions may be committed (a span), and may cut a span once it has been scored;
 * the *cache* runs the forward pass and says which rows were computed and what is kept of them. It has one or more *plans*,
   each a static layout of rows and thus a program of its own; in a batch, sequences that need another plan than the one
   that runs wait, untouched and uncounted;
@@ -38,13 +38,55 @@ class Span(NamedTuple):
     index: jax.Array
 
 
+class Needs(NamedTuple):
+    """What a commit rule goes by beside the scores of the span's rows; static.
+
+    Attributes:
+      drift: how far each position's attention moved since the last pass (``Scores.drift``).
+      attention: of so many of the last layers, what every row attends to (``Scores.attention``); 0: not needed.
+      logits: the logits of the scored rows (``Scores.logits``).
+      rows: which positions are scored: "span"; "computed": all those that a pass computes anyway; "every": all of the
+        generation in every pass; "canvas": the prompt's too, and what is decided (``Scores.canvas``).
+    """
+
+    drift: bool = False
+    attention: int = 0
+    logits: bool = False
+    rows: str = "span"
+
+
+class Wanted(NamedTuple):
+    """What a decoder wants of a pass.
+
+    Attributes:
+      capacity: the rows of the longest span.
+      needs: what its commit rule needs.
+      guided: whether each sequence comes twice, the second half of the batch with masked prompts; both must give the rows of
+        the same positions, in the same order.
+    """
+
+    capacity: int
+    needs: Needs
+    guided: bool = False
+
+
 class Schedule(Protocol):
-    """Which generated positions may be committed now."""
+    """Which generated positions may be committed now; :class:`polestar_jax.schedule.Spans` has defaults."""
 
     capacity: int  # the number of rows scored a pass; a longer span is cut to it
 
-    def next(self, undecided: jax.Array) -> Span:
-        """The span to work on, from the undecided positions bool [b, G]; called when the last one is complete."""
+    def init(self, batch: int, gen_length: int) -> Any:
+        """The schedule's pytree before the first pass; every leaf leads with the batch axis."""
+
+    def next(self, undecided: jax.Array, last: jax.Array) -> Span:
+        """The span to work on, from the undecided positions bool [b, G], called when the one before is complete; ``last``
+        i32 [b] is that one's index, -1 at the start."""
+
+    def fit(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, Any]:
+        """(end i32 [b], pytree) of the span after a pass has scored it and before anything is committed."""
+
+    def most(self, gen_length: int) -> int:
+        """How many spans there can be."""
 
 
 class Plan(NamedTuple):
@@ -58,24 +100,28 @@ class CachePolicy(Protocol):
     """Runs a forward pass over some rows and keeps what later passes reuse."""
 
     plans: tuple[Plan, ...]  # first come first: the first one that a sequence of the batch needs is run
-    gives_drift: bool  # whether its passes have a drift
+    gives: frozenset[str]  # which of the needs "drift", "attention", "every" and "canvas" (rows) its passes can meet
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         """The index of the plan that each sequence needs now, i32 [b]."""
 
-    def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> Any:
+    def init(self, spec: ModelSpec, wanted: Wanted, state: DecodeState, dtype: jnp.dtype) -> Any:
         """The policy's pytree before the first pass (documented shapes); ``state`` gives b, p and G."""
 
-    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState, plan: str) -> Pass:
+    def forward(self, model: Denoiser, wanted: Wanted, state: DecodeState, plan: str) -> Pass:
         """One pass by a plan for the sequences ``state.active``; ``state.cache`` is this policy's pytree, whose part for the
         other sequences must stay as it is."""
+
+    def observe(self, own: Any, scores: Scores, accept: jax.Array, state: DecodeState) -> Any:
+        """The policy's pytree ``own`` after a pass, once it is known what is committed, bool [b, G]; ``state`` is the one
+        before the pass. :class:`polestar_jax.cache.Cache` leaves it as it is."""
 
 
 class CommitRule(Protocol):
     """Picks the positions to commit."""
 
     may_stall: bool  # whether a pass may commit nothing
-    needs_drift: bool  # whether it goes by Scores.drift
+    needs: Needs  # what it goes by
 
     def init(self, batch: int, gen_length: int) -> Any:
         """The rule's pytree before the first pass; every leaf leads with the batch axis."""
@@ -133,16 +179,51 @@ class Decoder:
                     f"{part} {type(policy).__name__} is not accepted: a frozen dataclass, compared by value"
                 )
 
-        longest = getattr(self.cache, "block_length", None)
-        if longest is not None and self.schedule.capacity > longest:
-            raise InputError(
-                f"schedule {type(self.schedule).__name__} gives spans of up to {self.schedule.capacity} positions, and cache "
-                f"{type(self.cache).__name__} holds blocks of {longest}"
-            )
-        if getattr(self.commit, "needs_drift", False) and not getattr(self.cache, "gives_drift", False):
-            raise InputError(
-                f"commit {type(self.commit).__name__} goes by token drift, and cache {type(self.cache).__name__} gives none"
-            )
+        for part in ("cache", "commit"):
+            policy = getattr(self, part)
+            longest, follows = getattr(policy, "block_length", None), getattr(policy, "follows", None)
+            if longest is not None and self.schedule.capacity > longest:
+                raise InputError(
+                    f"schedule {type(self.schedule).__name__} gives spans of up to {self.schedule.capacity} positions, and {part} "
+                    f"{type(policy).__name__} holds blocks of {longest}"
+                )
+            if follows is not None and not isinstance(self.schedule, follows):
+                raise InputError(
+                    f"{part} {type(policy).__name__} goes with schedule {follows.__name__}, not {type(self.schedule).__name__}"
+                )
+        for part in (self.schedule, self.cache, self.commit):
+            if getattr(part, "gen_length", self.gen_length) != self.gen_length:
+                raise InputError(f"{type(part).__name__} is for gen_length {part.gen_length}, not {self.gen_length}")
+        needs, gives = self.wanted.needs, getattr(self.cache, "gives", frozenset())
+        asked = {"drift": needs.drift, "attention": needs.attention, needs.rows: needs.rows in ("every", "canvas")}
+        for need in asked:
+            if asked[need] and need not in gives:
+                raise InputError(
+                    f"commit {type(self.commit).__name__} goes by {_NEEDED[need]}, and cache "
+                    f"{type(self.cache).__name__} gives none"
+                )
+
+    @property
+    def wanted(self) -> Wanted:
+        """What a pass is to give."""
+        return Wanted(self.schedule.capacity, getattr(self.commit, "needs", Needs()), self.guidance > 0)
+
+    def for_model(self, spec: ModelSpec, tokenizer: Any = None) -> Decoder:
+        """This decoder for a model: settings that are None and differ by family (``per_family`` of a policy, by name) get the
+        family's value, those that are a size of the model (``of_model``, names of its spec) that size, and a schedule that goes
+        by tokens (``for_tokens``) their ids."""
+        changes, named = {}, {}
+        for part in ("schedule", "cache", "commit"):
+            changes[part], known = _of_model(getattr(self, part), spec)
+            named |= known
+        if hasattr(self.schedule, "for_tokens"):
+            changes["schedule"] = changes["schedule"].for_tokens(spec, tokenizer)
+            if changes["schedule"] != self.schedule:
+                named |= {"delimiters": changes["schedule"].delimiters}
+        if not named:
+            return self
+        chosen = tuple((name, named.get(name, value) if value is None else value) for name, value in self.chosen)
+        return dataclasses.replace(self, **changes, chosen=chosen)
 
     def replace(self, **changes: Any) -> Decoder:
         same = changes.keys() <= {"trace", "chosen"}
@@ -150,7 +231,7 @@ class Decoder:
 
     @property
     def max_passes(self) -> int:
-        return self.commit.max_passes(self.gen_length, -(-self.gen_length // self.schedule.capacity))
+        return self.commit.max_passes(self.gen_length, self.schedule.most(self.gen_length))
 
     def settings(self) -> dict[str, Any]:
         """Every setting in force, flat: the decoder's own, then its policies'."""
@@ -160,6 +241,32 @@ class Decoder:
         for part in (self.schedule, self.cache, self.commit, self.sampling):
             own.update(settings_of(part))
         return own | dict(self.chosen)
+
+
+_NEEDED = {
+    "drift": "token drift",
+    "attention": "the attention of every row",
+    "every": "the scores of every generated position in every pass",
+    "canvas": "the scores of the whole canvas",
+}
+
+
+def _of_model(policy: Any, spec: ModelSpec) -> tuple[Any, dict[str, Any]]:
+    """A policy, and those it wraps, with the model's values where it has none; and these values by name."""
+    if not dataclasses.is_dataclass(policy):
+        return policy, {}
+    changes, named = {}, {}
+    for field in dataclasses.fields(policy):
+        value = getattr(policy, field.name)
+        if value is None and field.name in getattr(policy, "per_family", {}):
+            changes[field.name] = named[field.name] = policy.per_family[field.name][spec.family]
+        elif value is None and field.name in getattr(policy, "of_model", ()):
+            changes[field.name] = named[field.name] = getattr(spec, field.name)
+        elif dataclasses.is_dataclass(value):
+            inner, known = _of_model(value, spec)
+            named |= known
+            changes |= {field.name: inner} if known else {}
+    return (dataclasses.replace(policy, **changes) if changes else policy), named
 
 
 def settings_of(policy: Any) -> dict[str, Any]:

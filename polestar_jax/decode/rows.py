@@ -88,6 +88,37 @@ class Rows(NamedTuple):
         return cache
 
 
+class Picked(NamedTuple):
+    """Some rows of each sequence in any order, each live one a column of its own: ``columns`` i32 [b, r], inside the canvas
+    also where a row is dead, and ``live`` bool [b, r]."""
+
+    columns: jax.Array
+    live: jax.Array
+
+    take = Rows.take
+    put = Rows.put
+
+    def write(self, cache: jax.Array, rows: jax.Array, where: jax.Array, axis: int) -> jax.Array:
+        """``cache`` with rows [b, r, g, e] written where they are live and ``where`` bool [b, r]; see :meth:`Run.write`.
+
+        Each column takes its row: a scatter would have the whole cache transposed.
+        """
+        b, n, r = cache.shape[0], cache.shape[axis], self.live.shape[1]
+        index = jnp.broadcast_to(jnp.arange(r), (b, r))
+        source = self._replace(live=self.live & where).put(jnp.full((b, n), -1), index)
+        source = jnp.expand_dims(source, (1, 5 - axis))
+        new = jnp.take_along_axis(jnp.moveaxis(rows, 1, axis), jnp.maximum(source, 0), axis=axis)
+        return jnp.where(source >= 0, new, cache)
+
+
+def picked(chosen: jax.Array, capacity: int, priority: jax.Array | None = None) -> Picked:
+    """The columns ``chosen`` bool [b, n], as many as there is ``capacity`` for: those of the highest ``priority`` [b, n], by
+    default the first ones; equal ones from left to right."""
+    order = jnp.where(chosen, 0.0 if priority is None else priority, -jnp.inf)
+    columns = jnp.argsort(-order, axis=1, stable=True)[:, :capacity]
+    return Picked(columns.astype(jnp.int32), jnp.take_along_axis(chosen, columns, axis=1))
+
+
 def rows_of(runs: tuple[Run, ...], n: int) -> Rows:
     """The rows of these runs on a canvas of n columns."""
     columns = [run.first[:, None] + jnp.arange(run.length)[None] for run in runs]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pallas_kernels.vocab_scores import VocabScores, vocab_scores
 from polestar_jax.spec import ModelSpec
 
-TOKEN_NOISE, ORDER_NOISE = range(2)
+TOKEN_NOISE, ORDER_NOISE, SUFFIX_NOISE = range(3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,18 @@ def score_rows(logits: jax.Array, sampling: Sampling, spec: ModelSpec, key: jax.
       spec: names the barred ids.
       key: PRNG keys [b]; unused at temperature 0.
     """
-    barred = sampling.barred(spec)
     if not sampling.needs_logits:
-        return best_rows(vocab_scores(logits, barred=barred), sampling, spec)
-    logits = logits.at[..., list(barred)].set(-jnp.inf) if barred else logits
+        return best_rows(vocab_scores(logits, barred=sampling.barred(spec)), sampling, spec)
+    logits = barred_logits(logits, sampling, spec)
     if sampling.temperature == 0:
         return best_rows(vocab_scores(_filtered(logits, sampling)), sampling, spec)
     return _deferring(_sampled(logits, sampling, key), sampling, spec)
+
+
+def barred_logits(logits: jax.Array, sampling: Sampling, spec: ModelSpec) -> jax.Array:
+    """Logits [..., v] with -inf for the ids that are never proposed."""
+    barred = sampling.barred(spec)
+    return logits.at[..., list(barred)].set(-jnp.inf) if barred else logits
 
 
 def best_rows(best: VocabScores, sampling: Sampling, spec: ModelSpec) -> RowScores:

@@ -33,6 +33,7 @@ class DecodeState:
       key: PRNG key [b], one a sequence, so that neighbours in a batch draw the same numbers as alone.
       passes: i32 [], passes of the loop so far.
       nfe, full_forwards, partial_forwards, refreshes: i32 [b], forward passes spent on each sequence.
+      rows: f32 [b], rows that those passes computed, a layer (the mean over layers where they differ).
       span_start, span_end: i32 [b], generated positions [start, end) that may be committed now.
       span_index: i32 [b], which block that is.
       span_passes: i32 [b], passes already spent on this span; 0 means the next one enters it.
@@ -45,8 +46,9 @@ class DecodeState:
       active: bool [b], takes part in the present pass; the others wait, because they need rows that it does not compute.
       done: bool [b], nothing left to decide, or the logits were not finite.
       finite: bool [b], whether all scores so far were numbers.
-      cache, commit: the policies' own pytrees.
+      schedule, cache, commit: the policies' own pytrees.
       trace: the recorder's buffers, or None.
+      hidden: bool [b, n], columns that nobody attends to in this pass, or None; set by cache policies for those they wrap.
     """
 
     tokens: jax.Array
@@ -57,6 +59,7 @@ class DecodeState:
     full_forwards: jax.Array
     partial_forwards: jax.Array
     refreshes: jax.Array
+    rows: jax.Array
     span_start: jax.Array
     span_end: jax.Array
     span_index: jax.Array
@@ -69,9 +72,11 @@ class DecodeState:
     active: jax.Array
     done: jax.Array
     finite: jax.Array
+    schedule: Any = ()
     cache: Any = ()
     commit: Any = ()
     trace: Any = None
+    hidden: jax.Array | None = None
 
     @property
     def gen_length(self) -> int:
@@ -90,6 +95,12 @@ class DecodeState:
     def positions(self) -> jax.Array:
         """Position of every column, i32 [b, n]; negative in the padding."""
         return jnp.arange(self.tokens.shape[1])[None] - self.pad[:, None]
+
+    @property
+    def valid(self) -> jax.Array:
+        """Columns that rows attend to, bool [b, n]: all but the padding and those that are hidden."""
+        there = self.positions >= 0
+        return there if self.hidden is None else there & ~self.hidden
 
     @property
     def in_span(self) -> jax.Array:
@@ -123,9 +134,11 @@ class Pass(NamedTuple):
       targets: i32 [b, r] the generated position each row scores; G where none.
       kind: i32 [b], what was computed (FULL_ENTRY ... REFRESH_STEP).
       full: bool [b], whether every canvas row was computed.
+      computed: i32 or f32 [b], rows of each sequence that a layer computed (the mean where layers differ).
       cache: the policy's new pytree.
       drift: f32 [b, G] how far each position's attention moved since the last pass, NaN where that is not known; None
         from a policy that has no drift.
+      attention: f32 [b, n, n] what each row (axis 1) attends to, mean over heads and the layers that are wanted; or None.
       record: arrays for the trace by field name.
     """
 
@@ -133,8 +146,10 @@ class Pass(NamedTuple):
     targets: jax.Array
     kind: jax.Array
     full: jax.Array
+    computed: jax.Array
     cache: Any
     drift: jax.Array | None = None
+    attention: jax.Array | None = None
     record: dict[str, jax.Array] = {}  # noqa: RUF012 -- never mutated
 
 
@@ -150,7 +165,11 @@ class Scores(NamedTuple):
       ahead: bool [b, G] the same beyond the span: a rule may commit these early, and they are no progress in the span.
       near_tie: bool [b, G] whether the two best tokens were within NEAR_TIE.
       finite: bool [b] whether all scores of the pass are numbers.
-      drift: f32 [b, G] as in :class:`Pass`, or None.
+      drift, attention: as in :class:`Pass`, or None.
+      logits: f32 [b, r, v] of the scored rows, -inf where a token is barred, if the commit rule needs them; else None.
+      targets: i32 [b, r] the position that each of these rows scores, G where none.
+      canvas: f32 [b, n] the probability of the token that is proposed at each column now, whatever it holds, 0 where no row
+        scores it, if the commit rule needs that; else None.
     """
 
     token: jax.Array
@@ -162,6 +181,16 @@ class Scores(NamedTuple):
     near_tie: jax.Array
     finite: jax.Array
     drift: jax.Array | None = None
+    attention: jax.Array | None = None
+    logits: jax.Array | None = None
+    targets: jax.Array | None = None
+    canvas: jax.Array | None = None
+
+    def within(self, state: DecodeState) -> Scores:
+        """The same for another end of the span."""
+        seen = self.eligible | self.ahead
+        beyond = jnp.arange(state.gen_length)[None] >= state.span_end[:, None]
+        return self._replace(eligible=seen & state.in_span, ahead=seen & beyond)
 
 
 def by_position(values: jax.Array, targets: jax.Array, gen_length: int, fill: float | bool) -> jax.Array:

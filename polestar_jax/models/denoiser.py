@@ -79,10 +79,18 @@ class Block(nnx.Module):
 
     def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
         """Output projection of heads [b, r, h, e], residual, MLP, residual: the layer's output [b, r, d]."""
-        x = _once(x + jnp.einsum("brhe,hed->brd", heads, self.out[...]))
+        x = _once(x + self.attention_output(heads))
+        return _once(x + self.mlp(x))
+
+    def attention_output(self, heads: jax.Array) -> jax.Array:
+        """Output projection of heads [b, r, h, e]: what attention adds to the rows, [b, r, d]."""
+        return jnp.einsum("brhe,hed->brd", heads, self.out[...])
+
+    def mlp(self, x: jax.Array) -> jax.Array:
+        """Norm and MLP of rows [b, r, d]: what they add to the rows, [b, r, d]."""
         gate_up = jnp.einsum("brd,dcf->brcf", self.mlp_norm(x), self.gate_up[...])
         gated = nnx.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
-        return _once(x + jnp.einsum("brf,fd->brd", gated, self.down[...]))
+        return jnp.einsum("brf,fd->brd", gated, self.down[...])
 
 
 def _once(x: jax.Array) -> jax.Array:

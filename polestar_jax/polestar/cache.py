@@ -11,7 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.decode.policy import Plan, Schedule
+from polestar_jax.cache.base import Cache
+from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.state import DecodeState, Pass
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
@@ -26,7 +27,7 @@ FULL, LOCAL, REFRESH, STEP = "full entry", "local entry", "refresh step", "step"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolestarCache:
+class PolestarCache(Cache):
     """Settings by their names in the paper's Table 5 and the specification.
 
     Attributes:
@@ -71,7 +72,7 @@ class PolestarCache:
     residency: str = "device"
 
     plans = (Plan(FULL), Plan(LOCAL), Plan(REFRESH, also=(STEP,)), Plan(STEP))
-    gives_drift = True
+    gives = frozenset({"drift"})
 
     def __post_init__(self):
         for name in SETTINGS.keys() & {field.name for field in dataclasses.fields(self)}:
@@ -96,7 +97,7 @@ class PolestarCache:
         """How many clusters a layer recomputes."""
         return self.top_clusters_last if last and self.top_clusters_last is not None else self.top_clusters
 
-    def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> PolestarState:
+    def init(self, spec: ModelSpec, wanted: Wanted, state: DecodeState, dtype: jnp.dtype) -> PolestarState:
         group = GROUPS[self.quantization]
         if spec.d_model % group:
             raise InputError(
@@ -139,7 +140,7 @@ class PolestarCache:
             due = due | (total > self.refresh_cumulative)
         return due, total
 
-    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState, plan: str) -> Pass:
+    def forward(self, model: Denoiser, wanted: Wanted, state: DecodeState, plan: str) -> Pass:
         if plan in (FULL, LOCAL):
             return entry.enter(self, model, state, full=plan == FULL)
         return step.advance(self, model, state, refresh=plan == REFRESH)

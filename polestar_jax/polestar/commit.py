@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.commit import Rule, rank
+from polestar_jax.commit.rule import Rule, rank
+from polestar_jax.decode.policy import Needs
 from polestar_jax.decode.state import CONFIDENCE, DRIFT, FALLBACK, SUFFIX, DecodeState, Scores
 from polestar_jax.polestar.presets import SETTINGS
 
@@ -58,8 +59,8 @@ class PolestarCommit(Rule):
             SETTINGS[name].check(name, getattr(self, name))
 
     @property
-    def needs_drift(self) -> bool:
-        return self.current_commit
+    def needs(self) -> Needs:
+        return Needs(drift=self.current_commit)
 
     def init(self, batch: int, gen_length: int) -> History:
         drifts = jnp.zeros((batch, self.history, gen_length), jnp.float32)

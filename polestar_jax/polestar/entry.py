@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from pallas_kernels.attention import attend, measure
+from polestar_jax.cache.base import live_rows
 from polestar_jax.decode.rows import KEYS, VALUES, block_rows, every_row, joined
 from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, DecodeState, Pass
 from polestar_jax.models.attention import as_keys, as_values
@@ -30,7 +31,7 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
     spec, active = model.spec, state.active
     b, n = state.tokens.shape
     block = block_rows(state, policy.block_length, spec.logit_shift)
-    window = window_rows(state, policy.window_prefix, policy.window_suffix)
+    window = window_rows(state, policy.block_length, policy.window_prefix, policy.window_suffix)
     size = block.columns.shape[1]
     rows = every_row(state) if full else joined(block, window)
     written = jnp.broadcast_to(active[:, None], rows.live.shape)
@@ -73,6 +74,7 @@ def enter(policy: PolestarCache, model: Denoiser, state: DecodeState, *, full: b
         targets=state.span_targets(policy.block_length),
         kind=jnp.full(b, FULL_ENTRY if full else LOCAL_ENTRY, jnp.int32),
         full=jnp.full(b, full),
+        computed=live_rows(rows, state),
         cache=cache,
         drift=jnp.full(state.reason.shape, jnp.nan, jnp.float32),
         record={"labels": jnp.stack(labels, axis=1)},

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention import Distribution, Measured, attend, measure
+from polestar_jax.cache.base import live_rows
 from polestar_jax.decode.rows import KEYS, VALUES, Rows, block_rows
 from polestar_jax.decode.state import REFRESH_STEP, STEP, DecodeState, Pass, by_position
 from polestar_jax.models.denoiser import Block, Denoiser
@@ -69,7 +70,7 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
     due, total = policy.due(spec, state)
     due = due & active & refresh
     block = block_rows(state, policy.block_length, shift)
-    window = window_rows(state, policy.window_prefix, policy.window_suffix)
+    window = window_rows(state, policy.block_length, policy.window_prefix, policy.window_suffix)
     positions = jnp.concatenate([block.take(state.positions), window.take(state.positions)], axis=1)
     walk = _Walk(policy, model, block, window, positions, state.positions, active, due)
     x = model.embed(block.take(state.tokens))
@@ -95,6 +96,7 @@ def advance(policy: PolestarCache, model: Denoiser, state: DecodeState, *, refre
         targets=sought,
         kind=jnp.where(due, REFRESH_STEP, STEP),
         full=jnp.zeros_like(due),
+        computed=live_rows(block, state) + jnp.where(due, live_rows(window, state), 0),
         cache=PolestarState(
             tuple(layers),
             settled(active, seen.distribution, state.cache.attention),

@@ -9,12 +9,12 @@ from polestar_jax.decode.rows import Rows, Run, rows_of
 from polestar_jax.decode.state import DecodeState
 
 
-def window_rows(state: DecodeState, prefix: int, suffix: int) -> Rows:
-    """The rows of the window, r = prefix + suffix: the live ones of the prefix come last in their part, those of the suffix
-    first in theirs."""
+def window_rows(state: DecodeState, block: int, prefix: int, suffix: int) -> Rows:
+    """The rows of the window around the block's ``block`` rows, r = prefix + suffix: the live ones of the prefix come last in
+    their part, those of the suffix first in theirs."""
     n = state.tokens.shape[1]
     before = state.prompt_columns + state.span_start - prefix
-    after = state.prompt_columns + state.span_end
+    after = state.prompt_columns + state.span_start + block
     runs = (
         Run(before, before[:, None] + jnp.arange(prefix)[None] >= state.pad[:, None]),
         Run(after, after[:, None] + jnp.arange(suffix)[None] < n),

@@ -92,6 +92,12 @@ class Tokenizer:
         end = next((place for place, index in enumerate(ids) if index in stops), len(ids))
         return self.decode(ids[:end])
 
+    def ids_containing(self, text: str) -> tuple[int, ...]:
+        """Ids of the tokens whose text holds ``text``, special tokens apart."""
+        special = set(self.hf.all_special_ids)
+        ids = (index for index in range(self.size) if index not in special and index != self.spec.mask_id)
+        return tuple(index for index in ids if text in self.hf.decode([index], clean_up_tokenization_spaces=False))
+
     def _raw_ids(self, pieces: list[str]) -> list[list[int]]:
         first, *rest = (self._encode(piece) for piece in pieces)
         if self.add_bos and first[:1] != [self.bos_id]:

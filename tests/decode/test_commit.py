@@ -416,7 +416,7 @@ def test_settings_are_those_that_were_given():
     decoder = decoders.vanilla(gen_length=64, block_length=16, steps=32, temperature=0.5)
     settings = decoder.settings()
     assert settings["steps"] == 32 and settings["steps_per_block"] == 8
-    given = {name: settings[name] for name in decoders.VANILLA}
+    given = {name: settings[name] for name in decoders.METHODS["vanilla"].settings}
     assert decoders.vanilla(**given) == decoder
     both = commit.any_of(commit.threshold(0.9), commit.threshold(0.5))
     assert [rule["threshold"] for rule in decoder.replace(commit=both).settings()["rules"]] == [0.9, 0.5]
@@ -496,8 +496,8 @@ def test_refreshes_are_counted():
 
     @dataclasses.dataclass(frozen=True)
     class Refreshing(NoCache):
-        def forward(self, model, schedule, state, plan):
-            result = super().forward(model, schedule, state, plan)
+        def forward(self, model, wanted, state, plan):
+            result = super().forward(model, wanted, state, plan)
             return result._replace(kind=jnp.full_like(result.kind, REFRESH_STEP), full=jnp.zeros_like(result.full))
 
     stats = answer(table_for([5, 6], [0.3, 0.3]), decoders.parallel(gen_length=2).replace(cache=Refreshing())).stats

@@ -173,7 +173,7 @@ def test_b16_same_block_order_for_both_families(method):
 
 
 def test_b16_steps_under_a_threshold_are_explained():
-    about = decoders.PARALLEL["steps"].help
+    about = decoders.METHODS["parallel"].settings["steps"].help
     assert "caps commits" in about and "under a threshold steps is no number of passes" in about
 
 

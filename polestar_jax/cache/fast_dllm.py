@@ -8,15 +8,13 @@ at the entry. Settings of the commit rule are in ``commit``: a threshold, a fixe
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention import attend
-from polestar_jax.cache import Cache
-from polestar_jax.decode.policy import Plan, Schedule
-from polestar_jax.decode.rows import KEYS, VALUES, Rows, Run, block_rows, every_row, rows_of
+from polestar_jax.cache.base import Cache, Cached, computed, drifted, every_read, live_rows, nothing_cached, row_reads, span_reads
+from polestar_jax.decode.policy import Plan, Wanted
+from polestar_jax.decode.rows import Rows, Run, block_rows, every_row, rows_of
 from polestar_jax.decode.state import FULL_ENTRY, STEP, DecodeState, Pass
 from polestar_jax.errors import InputError
 from polestar_jax.models.denoiser import Denoiser
@@ -24,30 +22,6 @@ from polestar_jax.spec import ModelSpec
 
 ENTRY = "entry"
 FIRST_TOKENS = ("left_neighbour", "force")
-
-
-class KV(NamedTuple):
-    """One layer's keys [b, g, n, e], before rotation, and values [b, g, e, n] of every canvas column, in the model's dtype."""
-
-    k: jax.Array
-    v: jax.Array
-
-
-def computed(
-    model: Denoiser, state: DecodeState, cache: tuple[KV, ...], rows: Rows
-) -> tuple[jax.Array, tuple[KV, ...]]:
-    """The last-layer states of some rows [b, r, d], and the cache with their keys and values, for the sequences in the pass."""
-    spec, canvas = model.spec, state.positions
-    positions, valid = rows.take(canvas), canvas >= 0
-    where = jnp.broadcast_to(state.active[:, None], rows.live.shape)
-    x, new = model.embed(rows.take(state.tokens)), []
-    for layer, old in zip(model.layers, cache, strict=True):
-        q, k, v = layer.project(x)
-        k, v = rows.write(old.k, k, where, KEYS), rows.write(old.v, v, where, VALUES)
-        heads = attend(q, k, v, q_positions=positions, k_positions=canvas, theta=spec.rope_theta, valid=valid)
-        x = layer.finish(x, heads)
-        new.append(KV(k, v))
-    return x, tuple(new)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,29 +47,39 @@ class DualCache(Cache):
         if self.first_token not in FIRST_TOKENS:
             raise InputError(f"first_token {self.first_token!r} is not accepted: {' | '.join(FIRST_TOKENS)}")
 
-    def init(self, spec: ModelSpec, state: DecodeState, dtype: jnp.dtype) -> tuple[KV, ...]:
-        b, n = state.tokens.shape
-        g, e = spec.n_kv_heads, spec.head_dim
-        return tuple(KV(jnp.zeros((b, g, n, e), dtype), jnp.zeros((b, g, e, n), dtype)) for _ in range(spec.n_layers))
+    @property
+    def gives(self) -> frozenset[str]:
+        # A block whose first position is not read has no drift there.
+        return frozenset() if self.first_token == "force" else frozenset({"drift"})
+
+    def init(self, spec: ModelSpec, wanted: Wanted, state: DecodeState, dtype: jnp.dtype) -> Cached:
+        return nothing_cached(spec, wanted, state, dtype)
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         return jnp.where(state.entering, 0, 1)
 
-    def forward(self, model: Denoiser, schedule: Schedule, state: DecodeState, plan: str) -> Pass:
-        shift = model.spec.logit_shift
+    def forward(self, model: Denoiser, wanted: Wanted, state: DecodeState, plan: str) -> Pass:
+        spec, own = model.spec, state.cache
+        shift, entry = spec.logit_shift, plan == ENTRY
         force = bool(shift) and self.first_token == "force"
-        entry = plan == ENTRY
         rows = every_row(state) if entry else self.inside(state, plan, 0 if force else shift)
-        x, cache = computed(model, state, state.cache, rows)
-        target = state.span_targets(self.block_length)
-        first = rows.columns[:, :1]  # of rows that are consecutive
-        read = state.prompt_columns + state.span_start[:, None] + jnp.arange(self.block_length)[None] - shift
+        x, layers, q = computed(model, state, own.layers, rows)
+        drift, attention = None, own.attention
+        if wanted.needs.drift:
+            drift, attention = drifted(spec, wanted, state, rows, q, layers[-1].k, attention)
+        read, target = self.reads(wanted, state, plan, shift)
         if force:  # the block's first position at its entry, all others after it
-            index = jnp.arange(self.block_length)[None]
-            target = jnp.where((index == 0) == entry, target, state.gen_length)
-        x = jnp.take_along_axis(x, jnp.clip(read - first, 0, x.shape[1] - 1)[..., None], axis=1)
+            target = jnp.where((target == state.span_start[:, None]) == entry, target, state.gen_length)
+        here = jnp.clip(read - rows.columns[:, :1], 0, x.shape[1] - 1)  # of rows that are consecutive
+        x = jnp.take_along_axis(x, here[..., None], axis=1)
         kind = jnp.full(state.done.shape, FULL_ENTRY if entry else STEP, jnp.int32)
-        return Pass(x, target, kind, jnp.full(state.done.shape, entry), cache)
+        full = jnp.full(state.done.shape, entry)
+        return Pass(x, target, kind, full, live_rows(rows, state), Cached(layers, attention), drift)
+
+    def reads(self, wanted: Wanted, state: DecodeState, plan: str, shift: int) -> tuple[jax.Array, jax.Array]:
+        """Columns that are read and the positions they score."""
+        every = plan == ENTRY and wanted.needs.rows != "span"
+        return every_read(state, shift) if every else span_reads(wanted, state, shift)
 
     def inside(self, state: DecodeState, plan: str, shift: int) -> Rows:
         """The rows of a pass inside a block."""
@@ -139,3 +123,9 @@ class PrefixCache(DualCache):
         column = jnp.broadcast_to(n - size + jnp.arange(size)[None], (b, size))
         live = column >= state.prompt_columns + state.span_start[:, None] - shift
         return rows_of((Run(jnp.full(b, n - size, jnp.int32), live),), n)
+
+    def reads(self, wanted: Wanted, state: DecodeState, plan: str, shift: int) -> tuple[jax.Array, jax.Array]:
+        if plan == ENTRY or wanted.needs.rows == "span":
+            return super().reads(wanted, state, plan, shift)
+        rows = self.inside(state, plan, shift)
+        return rows.columns, row_reads(rows, state, shift)
