@@ -198,7 +198,8 @@ def count(
     runs = list(zip(kept, kept[1:], kept[2:], kept[3:], strict=False))
     per = lambda amount, whole: amount / whole if whole else 0.0  # noqa: E731
     return Stats(
-        nfe=nfe, full_forwards=full_forwards, partial_forwards=partial_forwards, refreshes=refreshes, rows=rows, tokens_non_eos=real,
+        nfe=nfe, full_forwards=full_forwards, partial_forwards=partial_forwards, refreshes=refreshes, rows=rows,
+        tokens_non_eos=real,
         tpf=per(real, nfe), tps=per(real, seconds), tpf_all=per(len(tokens), nfe), tps_all=per(len(tokens), seconds),
         seconds=seconds, compile_seconds=compile_seconds,
         commits={name: int((reasons == code).sum()) for code, name in enumerate(REASONS)},

@@ -145,11 +145,7 @@ RESIDENT = "pinned_host"
 
 def _decoder(method: str, size: Size) -> Decoder:
     """The method with the case's settings."""
-    known = decoders.METHODS[method].settings
-    for name, _ in size.settings:
-        if name not in known:
-            raise InputError(f"method {method} has no setting {name!r}; it has: {', '.join(known)}")
-    values = {name: known[name].parse(name, text) for name, text in size.settings}
+    values = decoders.METHODS[method].parsed(dict(size.settings))
     return decoders.METHODS[method].build(**{"gen_length": size.gen, "block_length": size.block} | values)
 
 

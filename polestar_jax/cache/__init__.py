@@ -1,6 +1,16 @@
 """Cache policies: how a forward pass is run and what it leaves for the next one."""
 
-from polestar_jax.cache.base import KV, Cache, Cached
+from polestar_jax.cache.base import (
+    KV,
+    Cache,
+    Cached,
+    computed,
+    every_read,
+    live_rows,
+    nothing_cached,
+    row_reads,
+    span_reads,
+)
 from polestar_jax.cache.d2 import D2Cache
 from polestar_jax.cache.dkv import DelayedCache
 from polestar_jax.cache.dllm_cache import DLLMCache
@@ -29,4 +39,10 @@ __all__ = [
     "SparseCache",
     "SuffixDropout",
     "Truncated",
+    "computed",
+    "every_read",
+    "live_rows",
+    "nothing_cached",
+    "row_reads",
+    "span_reads",
 ]

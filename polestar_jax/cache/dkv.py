@@ -7,7 +7,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import Cache, Cached, computed, every_read, live_rows, nothing_cached, row_reads, span_reads
+from polestar_jax.cache.base import (
+    Cache,
+    Cached,
+    computed,
+    every_read,
+    live_rows,
+    nothing_cached,
+    row_reads,
+    span_reads,
+)
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import every_row, picked
 from polestar_jax.decode.state import FULL_ENTRY, REFRESH_STEP, STEP, DecodeState, Pass

@@ -120,9 +120,7 @@ class ElasticCache(Cache):
         if self.sim_axis not in AXES:
             raise InputError(f"sim_axis {self.sim_axis!r} is not accepted: {' | '.join(AXES)}")
 
-    def init(
-        self, spec: ModelSpec, wanted: Wanted, state: DecodeState, dtype: jnp.dtype
-    ) -> tuple[ElasticLayer, ...]:
+    def init(self, spec: ModelSpec, wanted: Wanted, state: DecodeState, dtype: jnp.dtype) -> tuple[ElasticLayer, ...]:
         b, n = state.tokens.shape
         shape = b, min(self.tracked, n)
         return tuple(
@@ -139,7 +137,9 @@ class ElasticCache(Cache):
         spec, entry, (b, n) = model.spec, plan == ENTRY, state.tokens.shape
         window, target = self.window(wanted, state, spec)
         rows = window if entry else self.chosen(window, state)
-        place = rows.put(jnp.zeros((b, n), jnp.int32), jnp.broadcast_to(jnp.arange(rows.live.shape[1]), rows.live.shape))
+        place = rows.put(
+            jnp.zeros((b, n), jnp.int32), jnp.broadcast_to(jnp.arange(rows.live.shape[1]), rows.live.shape)
+        )
         frame = _Frame(state, window, rows, place, spec.rope_theta)
         wide = model.embed(state.tokens) if entry else state.cache[0].x
         all_wide = state.active & entry

@@ -12,7 +12,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import Cache, Cached, computed, drifted, every_read, live_rows, nothing_cached, row_reads, span_reads
+from polestar_jax.cache.base import (
+    Cache,
+    Cached,
+    computed,
+    drifted,
+    every_read,
+    live_rows,
+    nothing_cached,
+    row_reads,
+    span_reads,
+)
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import Rows, Run, block_rows, every_row, rows_of
 from polestar_jax.decode.state import FULL_ENTRY, STEP, DecodeState, Pass

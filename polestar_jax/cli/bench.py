@@ -198,8 +198,9 @@ def build_decoders(args: argparse.Namespace) -> list[Any]:
     general, own = _settings(args.settings, names)
     decoders = []
     for name in names:
-        known = METHODS[name].settings
-        given = {key: known[key].parse(key, text) for key, text in (general | own[name]).items() if key in known}
+        texts = general | own[name]
+        known = METHODS[name].settings_for(texts)
+        given = METHODS[name].parsed({key: text for key, text in texts.items() if key in known})
         decoders.append(METHODS[name].build(**lengths, **given))
     return decoders
 
@@ -221,16 +222,16 @@ def _settings(texts: list[str], names: list[str]) -> tuple[dict[str, str], dict[
             raise InputError(
                 f"--set {text} is not accepted: it is the same for all methods; use --{key.replace('_', '-')}"
             )
-        having = [name for name in ([method] if dot else names) if key in METHODS[name].settings]
-        if not having:
-            known = {key for name in ([method] if dot else names) for key in METHODS[name].settings}
-            raise InputError(
-                f"no setting {key!r} in {method if dot else ', '.join(names)}; there is: {', '.join(sorted(known))}"
-            )
         place = own[method] if dot else general
         if place.get(key, value) != value:
             raise InputError(f"setting {where} is given twice: {place[key]} and {value}")
         place[key] = value
+    known = {name: METHODS[name].settings_for(general | own[name]) for name in names}
+    unknown = [(key, names) for key in general if not any(key in known[name] for name in names)]
+    unknown += [(key, [name]) for name in names for key in own[name] if key not in known[name]]
+    for key, where in unknown:
+        there = sorted({key for name in where for key in known[name]})
+        raise InputError(f"no setting {key!r} in {', '.join(where)}; there is: {', '.join(there)}")
     return general, own
 
 

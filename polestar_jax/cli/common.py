@@ -77,16 +77,16 @@ def build_decoder(args: argparse.Namespace) -> Any:
         if "preset" not in method.settings:
             raise InputError(f"--preset {args.preset} is not accepted: method {args.method} has no presets")
         values["preset"] = method.settings["preset"].parse("preset", args.preset)
+    texts: dict[str, str] = {}
     for text in args.settings:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set {text} is not accepted: KEY=VALUE")
-        if name not in method.settings:
-            raise InputError(f"method {args.method} has no setting {name!r}; it has: {', '.join(method.settings)}")
-        parsed = method.settings[name].parse(name, value)
-        if name in values and values[name] != parsed:
-            raise InputError(f"setting {name} is given twice: {values[name]} and {parsed}")
-        values[name] = parsed
+        if texts.setdefault(name, value) != value:
+            raise InputError(f"setting {name} is given twice: {texts[name]} and {value}")
+    for name, value in method.parsed(texts).items():
+        if values.setdefault(name, value) != value:
+            raise InputError(f"setting {name} is given twice: {values[name]} and {value}")
     return method.build(**values)
 
 

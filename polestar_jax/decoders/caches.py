@@ -70,6 +70,8 @@ def _dynamic(values: dict[str, Any], frame: Frame) -> cache.DynamicCache:
     for name in ("window_budget", "layer_budget"):
         values[name] = max(1, frame.gen_length // 8) if values[name] is None else values[name]
     return own(cache.DynamicCache, values)
+
+
 ELASTIC = {
     "sliding_window": Setting(type=int, default=32, low=1, help="undecided positions that a pass scores, the first of the span"),
     "gamma": Setting(

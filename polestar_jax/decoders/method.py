@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from polestar_jax import commit
@@ -12,6 +13,7 @@ from polestar_jax.decoders.caches import CACHES
 from polestar_jax.decoders.commits import COMMITS
 from polestar_jax.decoders.part import COMMON, FILTERS, Part, lengths
 from polestar_jax.decoders.schedules import SCHEDULES
+from polestar_jax.errors import InputError
 from polestar_jax.settings import Setting, checked
 
 PARTS: dict[str, dict[str, Part]] = {"schedule": SCHEDULES, "cache": CACHES, "commit": COMMITS}
@@ -62,6 +64,18 @@ class Method:
         changed = {name: value for name, value in self.defaults.items() if name in table}
         return table | {name: dataclasses.replace(table[name], default=value) for name, value in changed.items()}
 
+    def settings_for(self, texts: Mapping[str, str]) -> dict[str, Setting]:
+        """Its settings with the parts among the ``texts`` of settings by name."""
+        return self.settings_with({kind: texts[kind].strip() for kind in PARTS if kind in texts})
+
+    def parsed(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Settings from their texts; InputError for one that it does not have, or a value that is not accepted."""
+        table = self.settings_for(texts)
+        for name in texts:
+            if name not in table:
+                raise InputError(f"method {self.name} has no setting {name!r}; it has: {', '.join(table)}")
+        return {name: table[name].parse(name, text) for name, text in texts.items()}
+
     def build(self, **settings: Any) -> Decoder:
         """The decoder with these settings.
 
@@ -79,7 +93,12 @@ class Method:
         frame = frame._replace(block_length=block_length, capacity=schedule.capacity)
         rule = COMMITS[values["commit"]].build(values, frame)
         cache = CACHES[values["cache"]].build(values, frame._replace(rule=rule))
-        if getattr(cache, "first_token", None) == "force":
+        if values.get("first_token") == "force":
+            if values["schedule"] not in ("blocks", "whole"):
+                raise InputError(
+                    f"setting first_token=force is not accepted with schedule={values['schedule']}: a block's entry then scores "
+                    "its first position alone, and that schedule goes by more"
+                )
             rule = commit.ForcedEntry(rule)
         chosen |= {name: value for name, value in values.items() if chosen[name] is None}  # as the parts settled them
         fields = {field.name for field in dataclasses.fields(Sampling)}

@@ -8,7 +8,7 @@ from polestar_jax.settings import Setting
 
 ADABLOCK = {
     "delimiter_threshold": Setting(
-        type=float, default=None, low=0, none="LLaDA 0.3, Dream 0.5", help="end a block at a delimiter with at least this confidence"
+        type=float, default=None, low=0, none="LLaDA 0.3, Dream 0.5", help="least confidence of a delimiter that ends a block"
     ),
     "delimiters": Setting(
         type=tuple, default=None, none="published ids, else the tokenizer's tokens with a new line",

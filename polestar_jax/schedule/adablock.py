@@ -65,7 +65,9 @@ class AdaBlock(Spans):
         if ids is None and tokenizer is not None:
             ids = tokenizer.ids_containing("\n")
             if not ids:
-                raise InputError("setting delimiters: the tokenizer has no token with a new line; give token ids, such as 13,14")
+                raise InputError(
+                    "setting delimiters: the tokenizer has no token with a new line; give token ids, such as 13,14"
+                )
         return dataclasses.replace(self, delimiters=ids)
 
     def next(self, undecided: jax.Array, last: jax.Array) -> Span:

@@ -105,13 +105,7 @@ def test_dpad_equals_a_plain_loop_that_hides_what_was_drawn(spec, inside):
     settings = dict(threshold=0.6, suffix_window=12, suffix_decay=3.0, suffix_scale=2.0, suffix_cache=inside)
     decoder = decoders.dpad(**LENGTHS, **settings)
     state = engine.init_state(model, decoder, PROMPTS)
-    hidden = []  # by sequence: at each entry, the columns that were drawn
-    for sequence in range(2):
-        hidden.append({})
-    for after in engine.steps(model, decoder, state):
-        for sequence in range(2):
-            begun = int(after.span_start[sequence])
-            hidden[sequence].setdefault(begun, int(after.nfe[sequence]))
+    dropped = []
 
     def entered(run, sequence):
         key = jax.random.fold_in(jax.random.fold_in(state.key[sequence], run.nfe), SUFFIX_NOISE)
@@ -122,6 +116,7 @@ def test_dpad_equals_a_plain_loop_that_hides_what_was_drawn(spec, inside):
             z = 3.0 * j / 11
             keep = 2.0 * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) if j < 12 else 0.0
             run.visible[run.p + i] = draw[i] < keep
+        dropped.append(int((~run.visible).sum()))
 
     def rows(run):
         if inside == "none" or run.span_passes == 0:
@@ -134,7 +129,7 @@ def test_dpad_equals_a_plain_loop_that_hides_what_was_drawn(spec, inside):
         )
         for i, p in enumerate(PROMPTS)
     ]
-    assert not all(run.visible.all() for run in runs) or True
+    assert max(dropped) > 4
     same(decoded(model, decoder), runs)
 
 

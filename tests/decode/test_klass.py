@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from polestar_jax import decoders
+from polestar_jax.cache import NoCache
 from polestar_jax.errors import InputError
-from polestar_jax.generation import generate
-from tests.fakes import DREAM, MASK, SPEC, TableModel, lively_model, table_for
+from tests.fakes import DREAM, SPEC, TableModel, lively_model, table_for
 from tests.oracles.tables import CountModel, View, by_blocks, passes, wandering
 
 G, B = 16, 8
@@ -41,46 +44,45 @@ class Klass:
         return confidence > self.threshold if self.strict else confidence >= self.threshold
 
 
-@pytest.mark.parametrize("family", SPECS)
-@pytest.mark.parametrize("history", [2, 3])
+@pytest.mark.parametrize(("family", "history"), [("llada", 2), ("dream", 2), pytest.param("llada", 3, marks=pytest.mark.slow)])
 def test_equals_the_rule_in_plain_python(family, history):
     settings = dict(threshold=0.5, kl_threshold=0.02, kl_history=history)
-    decoder = decoders.klass(gen_length=G, block_length=B, **settings)
+    decoder, shift = decoders.klass(gen_length=G, block_length=B, **settings), SPECS[family].logit_shift
     parallel = 0
     for seed in range(4):
         table = wandering(seed, G)
         got = passes(CountModel(table, SPECS[family]), decoder, PROMPTS)
         for prompt, run in zip(PROMPTS, got, strict=True):
             rule = Klass(family, *settings.values())
-            shift = SPECS[family].logit_shift
             assert run == list(by_blocks(table, len(prompt), G, B, rule, shift))
             parallel += rule.parallel
     assert parallel > 5, "some passes must commit several for the test to mean anything"
 
 
 def commits_a_pass(table, **settings):
-    return [len(chosen) for _, chosen in passes(TableModel(table), decoders.klass(gen_length=8, **settings), PROMPTS[:1])[0]]
+    (run,) = passes(TableModel(table), decoders.klass(gen_length=8, **settings), PROMPTS[:1])
+    return [len(chosen) for _, chosen in run]
 
 
 def test_nothing_is_stable_before_the_third_pass():
-    table = table_for([5] * 8, [0.95] * 7 + [0.5])
-    assert commits_a_pass(table, block_length=8) == [1, 1, 5, 1]
-    assert commits_a_pass(table, block_length=8, kl_history=3) == [1, 1, 1, 4, 1]
-    # The history goes on from block to block, and LLaDA's gate starts again with each.
-    table = table_for([5] * 8, [0.95] * 8)
-    assert commits_a_pass(table, block_length=4) == [1, 1, 2, 1, 3]
-    assert commits_a_pass(table, block_length=4, step_gate=False) == [1, 1, 2, 4]
+    assert commits_a_pass(table_for([5] * 8, [0.95] * 7 + [0.5]), block_length=8) == [1, 1, 5, 1]
+    # The history goes on from block to block; LLaDA's gate starts again with each.
+    assert commits_a_pass(table_for([5] * 8, [0.95] * 8), block_length=4) == [1, 1, 2, 1, 3]
 
 
-def test_no_tolerance_or_a_threshold_of_one_is_one_token_a_pass():
+@pytest.mark.parametrize(
+    "settings",
+    [dict(kl_threshold=0.0, threshold=0.0), pytest.param(dict(kl_threshold=100, threshold=1.0), marks=pytest.mark.slow)],
+)
+def test_no_tolerance_or_a_threshold_of_one_is_one_token_a_pass(settings):
     table = wandering(0, G)
-    model, vanilla = CountModel(table), decoders.vanilla(gen_length=G, block_length=B)
-    slow = passes(model, vanilla, PROMPTS)
-    assert passes(model, decoders.klass(gen_length=G, block_length=B, kl_threshold=0.0, threshold=0.0), PROMPTS) == slow
-    assert passes(model, decoders.klass(gen_length=G, block_length=B, kl_threshold=100, threshold=1.0), PROMPTS) == slow
+    got = passes(CountModel(table), decoders.klass(gen_length=G, block_length=B, **settings), PROMPTS)
+    for prompt, run in zip(PROMPTS, got, strict=True):
+        assert run == list(by_blocks(table, len(prompt), G, B, lambda view: [view.best(view.eligible)]))
 
 
-def test_any_tolerance_is_the_threshold_rule_after_the_gate():
+@pytest.mark.slow
+def test_any_tolerance_is_the_threshold_rule_behind_the_gate():
     table = wandering(1, G)
     decoder = decoders.klass(gen_length=G, block_length=B, kl_threshold=1000, threshold=0.5)
 
@@ -89,6 +91,35 @@ def test_any_tolerance_is_the_threshold_rule_after_the_gate():
         return sure or [view.best(view.eligible)]
 
     assert passes(CountModel(table), decoder, PROMPTS[:1])[0] == list(by_blocks(table, 4, G, B, rule))
+
+
+@dataclasses.dataclass(frozen=True)
+class EntriesAndSpans(NoCache):
+    """Scores every position when a span is entered and the span's inside it, as caches do that compute no suffix."""
+
+    def forward(self, model, wanted, state, plan):
+        result = super().forward(model, wanted, state, plan)
+        start, end = state.span_start[:, None], state.span_end[:, None]
+        scored = state.entering[:, None] | ((result.targets >= start) & (result.targets < end))
+        return result._replace(targets=jnp.where(scored, result.targets, state.gen_length))
+
+
+def test_a_position_keeps_its_history_where_a_pass_does_not_score_it():
+    table, rule = wandering(3, G), Klass("llada", 0.5, 0.02, 2)
+
+    def restricted(view):
+        hidden = [i for i in range(G) if view.step and not view.start <= i < view.end]
+        kept = {i: (rule.previous[i], rule.moves[i]) for i in hidden}
+        chosen = rule(view)
+        for i in hidden:
+            rule.previous[i], rule.moves[i] = kept[i]
+        return chosen
+
+    decoder = decoders.klass(gen_length=G, block_length=B, threshold=0.5, kl_threshold=0.02)
+    (run,) = passes(CountModel(table), decoder.replace(cache=EntriesAndSpans()), PROMPTS[:1])
+    assert run == list(by_blocks(table, 4, G, B, restricted))
+    full = list(by_blocks(table, 4, G, B, Klass("llada", 0.5, 0.02, 2)))
+    assert run != full, "the table must tell the two apart"
 
 
 def test_each_family_has_its_defaults():
@@ -102,58 +133,16 @@ def test_each_family_has_its_defaults():
     assert (given.threshold, given.inclusive, given.step_gate) == (0.7, True, True)
 
 
-@pytest.mark.parametrize("cache", ["none", pytest.param("dual", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["none", "dual", "polestar"])
 @pytest.mark.parametrize("spec", [SPEC, DREAM], ids=SPECS)
 def test_a_batch_of_unequal_prompts_equals_single_runs(cache, spec):
+    more = dict(clusters=2, top_clusters=1) if cache == "polestar" else {}
+    decoder = decoders.klass(gen_length=G, block_length=B, cache=cache, threshold=0.4, kl_threshold=0.5, **more)
     model = lively_model(spec, 1)
-    decoder = decoders.klass(gen_length=G, block_length=B, cache=cache, threshold=0.4, kl_threshold=0.5)
     together = passes(model, decoder, PROMPTS)
     assert together == [passes(model, decoder, [prompt])[0] for prompt in PROMPTS]
     assert any(len(chosen) > 1 for run in together for _, chosen in run)
-
-
-@pytest.mark.slow
-def test_a_position_keeps_its_history_where_a_pass_does_not_score_it():
-    """Under the dual cache the second block's positions are scored by the two entries alone, then by every pass."""
-    table = wandering(3, G)
-    rule = Klass("llada", 0.5, 0.02, 2)
-
-    class Known(View):
-        """The block's positions, and all of them at an entry."""
-
-        @property
-        def scored(self):
-            return range(len(self.tokens)) if not self.step else range(self.start, self.end)
-
-    def restricted(view):
-        known = Known(view.logits, view.tokens, view.start, view.end, view.step, view.nfe)
-        kept = {i: (rule.previous.get(i), rule.moves.get(i)) for i in range(G) if i not in known.scored}
-        chosen = rule(view)
-        for i, (p, moves) in kept.items():
-            rule.previous[i], rule.moves[i] = p, moves
-        return chosen
-
-    from polestar_jax.cache import NoCache
-
-    class OnlyComputed(NoCache):
-        def forward(self, model, wanted, state, plan):
-            import jax.numpy as jnp
-
-            result = super().forward(model, wanted, state, plan)
-            inside = state.entering[:, None] | jnp.isin(result.targets, jnp.arange(0)) | (
-                (result.targets >= state.span_start[:, None]) & (result.targets < state.span_end[:, None])
-            )
-            return result._replace(targets=jnp.where(inside, result.targets, state.gen_length))
-
-    decoder = decoders.klass(gen_length=G, block_length=B, threshold=0.5, kl_threshold=0.02).replace(cache=OnlyComputed())
-    assert passes(CountModel(table), decoder, PROMPTS[:1])[0] == list(by_blocks(table, 4, G, B, restricted))
-
-
-def test_on_the_polestar_cache_it_decodes():
-    (answer,) = generate(
-        lively_model(), None, [[1, 2, 3]], decoders.polestar(gen_length=G, block_length=B, commit="klass", clusters=2, top_clusters=1)
-    )
-    assert MASK not in answer.tokens
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from flax import nnx
 
 from pallas_kernels.vocab_scores import VocabScores, vocab_scores
 from polestar_jax.decode import engine
+from polestar_jax.decode.state import Scores
 from polestar_jax.decode.trace import Trace
 from polestar_jax.decoders import Decoder
 from polestar_jax.spec import ModelSpec
@@ -122,3 +123,10 @@ def passes(model: Any, decoder: Decoder, prompts: list[list[int]]) -> list[list[
         [(tokens[t, b].tolist(), np.flatnonzero(committed[t, b]).tolist()) for t in range(int(state.nfe[b]))]
         for b in range(len(prompts))
     ]
+
+
+def scores_of(confidence: np.ndarray, eligible: np.ndarray, **more: Any) -> Scores:
+    """Scores [b, G] as a rule gets them that goes by the confidence alone."""
+    c, open_ = jnp.asarray(confidence, jnp.float32), jnp.asarray(eligible)
+    none, every = jnp.zeros_like(open_), jnp.ones(open_.shape[0], bool)
+    return Scores(jnp.zeros(c.shape, jnp.int32), c, c, c, open_, none, none, every, **more)

@@ -1,0 +1,1 @@
+"""Measuring methods on tasks: accuracy against passes and against time."""
