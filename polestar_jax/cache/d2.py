@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.attention import Distribution, measure
 from polestar_jax.cache.base import KV, Cache, every_read, live_rows, nothing_cached, row_reads
@@ -56,8 +57,8 @@ class _Rollout(NamedTuple):
         attended = jnp.mean(jnp.exp(seen.log_probabilities), axis=1)
         live = self.rows.live[:, None, :]
         among = jnp.where(live, jnp.take_along_axis(attended, self.rows.columns[:, None, :], axis=2), 0.0)
-        onward = jnp.einsum("brs,bsn->brn", among, self.led) + jnp.where(self.there[:, None], 0.0, attended)
-        return self._replace(led=0.5 * (onward + self.led))
+        onward = jnp.einsum("brs,bsn->brn", among, self.led, precision=lax.Precision.HIGHEST)
+        return self._replace(led=0.5 * (onward + jnp.where(self.there[:, None], 0.0, attended) + self.led))
 
     def total(self, valid: jax.Array) -> jax.Array:
         """What all rows lead to each column, f32 [b, n]."""
@@ -156,9 +157,7 @@ class D2Cache(Cache):
         """The rows to compute, and for how many more there is no room, i32 [b]."""
         own, (b, n) = state.cache, state.tokens.shape
         place = self.promising(wanted, state, state.generated == spec.mask_id)
-        canvas = lambda mask, shift: jnp.pad(  # noqa: E731
-            mask, ((0, 0), (state.prompt_columns - shift, shift)), constant_values=0
-        )
+        canvas = lambda values, shift: jnp.pad(values, ((0, 0), (state.prompt_columns - shift, shift)))  # noqa: E731
         # A position is scored by the row before it, under a shift.
         promising = canvas(jnp.where(place < self.candidates, 1 - place / state.gen_length, 0.0), spec.logit_shift)
         waiting = canvas(own.waiting, 0)
@@ -175,7 +174,7 @@ class D2Cache(Cache):
         # The best of the promising first: without it nothing could be committed.
         priority = jnp.where(influential, 1 - share, 0.0) + jnp.where(promising > 0, 1 + promising, 0.0)
         priority = jnp.where(promising == 1, 4.0, jnp.where(waiting, 3.0, priority))
-        chosen = core | (self.filled(core) & state.valid)
+        chosen = core | (_gaps(core, self.inflation) & state.valid)
         rows = picked(chosen, self.capacity(n), priority)
         dropped = jnp.sum(chosen, axis=1) - jnp.sum(rows.live, axis=1)
         return rows, jnp.where(state.active, dropped, 0)
@@ -196,10 +195,11 @@ class D2Cache(Cache):
         open_ = open_ & (index < end)
         return jnp.where(open_, rank(score, open_), g)
 
-    def filled(self, chosen: jax.Array) -> jax.Array:
-        """The columns of gaps to fill, bool [b, n]."""
-        n = chosen.shape[1]
-        index = jnp.arange(n)[None]
-        before = jax.lax.cummax(jnp.where(chosen, index, -n - 1), axis=1)
-        behind = jax.lax.cummin(jnp.where(chosen, index, 2 * n + 1), axis=1, reverse=True)
-        return ~chosen & (behind - before - 1 <= self.inflation)
+
+def _gaps(chosen: jax.Array, longest: int) -> jax.Array:
+    """The columns of gaps between chosen ones that are at most so long, bool [b, n]."""
+    n = chosen.shape[1]
+    index = jnp.arange(n)[None]
+    before = lax.cummax(jnp.where(chosen, index, -1), axis=1)
+    behind = lax.cummin(jnp.where(chosen, index, n), axis=1, reverse=True)
+    return ~chosen & (before >= 0) & (behind < n) & (behind - before - 1 <= longest)

@@ -214,7 +214,13 @@ class ElasticCache(Cache):
         return _Flow(x, wide, flow.is_wide, is_wide), kept_
 
     def alike(self, before: jax.Array, now: jax.Array, live: jax.Array, valid: jax.Array) -> jax.Array:
-        """Mean cosine f32 [b] of probabilities f32 [b, h, r, n], of ``live`` rows [b, r] and, across heads, ``valid`` keys [b, n]."""
+        """Mean cosine of what rows attended to and attend to, f32 [b].
+
+        Args:
+          before, now: probabilities f32 [b, h, r, n].
+          live: bool [b, r], rows that count.
+          valid: bool [b, n], keys that count, if the cosine is across heads.
+        """
         axis = 3 if self.sim_axis == "keys" else 1
         norm = lambda x: jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=axis)), SMALLEST)  # noqa: E731
         cosine = jnp.sum(before * now, axis=axis) / (norm(before) * norm(now))

@@ -19,6 +19,7 @@ VERBS = {
     "logits": ("polestar_jax.cli.logits", "one full forward, written as float32 logits"),
     "convert": ("polestar_jax.cli.convert", "Hugging Face directory to orbax directory, or back"),
     "verify": ("polestar_jax.cli.verify", "compare two models, tensor by tensor and by their logits"),
+    "eval": ("polestar_jax.cli.eval", "methods on a task: accuracy, tokens a pass and a second; resumable"),
     "bench": ("polestar_jax.cli.bench", "what methods cost on one model, side by side"),
     "methods": ("polestar_jax.cli.methods", "the decoding methods, their settings, defaults and sources"),
     "models": ("polestar_jax.cli.models", "the models there are, and what can be converted"),

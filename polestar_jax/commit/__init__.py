@@ -25,6 +25,7 @@ from polestar_jax.commit.rule import (
     any_of,
     at_least_one,
     commit_rule,
+    independent,
     rank,
 )
 from polestar_jax.commit.threshold import Allowance, Factor, Threshold, threshold
@@ -50,6 +51,7 @@ __all__ = [
     "any_of",
     "at_least_one",
     "commit_rule",
+    "independent",
     "rank",
     "threshold",
     "times",

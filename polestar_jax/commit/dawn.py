@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from polestar_jax.commit.rule import Rule, rank
+from polestar_jax.commit.rule import Rule, independent
 from polestar_jax.decode.policy import Needs
 from polestar_jax.decode.state import DecodeState, Scores, by_position
 from polestar_jax.errors import InputError
@@ -57,22 +56,20 @@ class Dawn(Rule):
             raise InputError(f"adjacency {self.adjacency!r} is not accepted: {' | '.join(ADJACENCIES)}")
 
     def accept(self, scores: Scores, state: DecodeState) -> jax.Array:
-        target, g = state.span_targets(self.block_length), state.gen_length
-        here = jnp.minimum(target, g - 1)
-        open_, c = (jnp.take_along_axis(x, here, axis=1) for x in (scores.eligible, scores.confidence))
-        open_ = open_ & (target < g)
-        column = state.prompt_columns + here
+        target, p = state.span_targets(self.block_length), state.prompt_columns
+        at = (jnp.arange(target.shape[0])[:, None], target)
+        open_, c = (x.at[at].get(mode="fill", fill_value=0) for x in (scores.eligible, scores.confidence))
+        column = p + jnp.minimum(target, state.gen_length - 1)
         on = self.depends(scores.attention, column, state)
-        decided = ~jnp.pad(scores.eligible, ((0, 0), (state.prompt_columns, 0)))
-        reached = jnp.arange(on.shape[2])[None] < state.prompt_columns + state.span_end[:, None]
-        anchor = decided & reached & (scores.canvas >= SURE)
+        reached = jnp.arange(on.shape[2])[None] < p + state.span_end[:, None]
+        anchor = reached & ~jnp.pad(scores.eligible, ((0, 0), (p, 0))) & (scores.canvas >= SURE)
         sure = open_ & (c >= SURE)
         induced = open_ & (c >= self.induced_threshold) & jnp.any(on & anchor[:, None], axis=-1)
         on = jnp.take_along_axis(on, column[:, None], axis=2)  # [b, B, B], inside the span
         first = (sure & induced) if self.adjacency == "both" else (sure | induced)
-        free = open_ & ~sure & ~induced & (c >= self.low_threshold) & ~jnp.any(on & first[:, None], axis=-1)
-        free = independent(free, on | jnp.swapaxes(on, 1, 2), c)
-        return by_position(sure | induced | free, target, g, False)
+        left = open_ & (c >= self.low_threshold) & ~(sure | induced | jnp.any(on & first[:, None], axis=-1))
+        free = independent(left, on | jnp.swapaxes(on, 1, 2), c)
+        return by_position(sure | induced | free, target, state.gen_length, False)
 
     def depends(self, attention: jax.Array, column: jax.Array, state: DecodeState) -> jax.Array:
         """Which of the canvas' columns the rows ``column`` i32 [b, B] depend on, bool [b, B, n]."""
@@ -82,15 +79,3 @@ class Dawn(Rule):
         seen = jnp.take_along_axis(attention, column[..., None], axis=1)
         itself = column[..., None] == jnp.arange(seen.shape[2])
         return (seen >= self.edge_threshold) & source[:, None] & ~itself
-
-
-def independent(nodes: jax.Array, conflict: jax.Array, weight: jax.Array) -> jax.Array:
-    """Of ``nodes`` bool [b, B] the heaviest, then of those without a ``conflict`` bool [b, B, B] with it the heaviest, and so on."""
-    place = rank(weight, nodes)
-
-    def taken(i: int | jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        left, chosen = carry
-        one = left & (place == i)
-        return left & ~jnp.any(conflict & one[:, None], axis=-1), chosen | one
-
-    return lax.fori_loop(0, nodes.shape[1], taken, (nodes, jnp.zeros_like(nodes)))[1]

@@ -62,8 +62,8 @@ class Klass(Rule):
     }
 
     def init(self, batch: int, gen_length: int) -> Stability:
-        shape = (batch, gen_length)
-        return Stability(jnp.zeros((*shape, self.vocab_size)), jnp.zeros((*shape, self.kl_history)))
+        sizes = self.vocab_size, self.kl_history
+        return Stability(*(jnp.zeros((batch, gen_length, size), jnp.float32) for size in sizes))
 
     def select(self, scores: Scores, state: DecodeState) -> tuple[jax.Array, jax.Array, Stability]:
         own = self._advanced(scores, state.commit)

@@ -1,4 +1,4 @@
-"""What commit rules are made of: ranks, the defaults of a rule, combinations, and rules from plain functions.
+"""What commit rules are made of: ranks, independent sets, the defaults of a rule, combinations, and rules from plain functions.
 
 Ranks are by descending score, ties to the lowest position.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from polestar_jax.decode.policy import CommitRule, Needs
 from polestar_jax.decode.sampling import ORDER_NOISE
@@ -24,6 +25,19 @@ def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
     # Two stable sorts: by score, then eligible first. A score of -inf (commit last) still beats an ineligible position.
     order = jnp.lexsort((-score, ~eligible))
     return jnp.argsort(order, axis=-1).astype(jnp.int32)
+
+
+def independent(nodes: jax.Array, conflict: jax.Array, weight: jax.Array) -> jax.Array:
+    """Of ``nodes`` bool [b, r] the heaviest, then the heaviest of those that it is in no ``conflict`` bool [b, r, r] with, and so
+    on; the first of equal ones."""
+    place = rank(weight, nodes)
+
+    def taken(i: int | jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        left, chosen = carry
+        one = left & (place == i)
+        return left & ~one & ~jnp.any(conflict & one[:, None], axis=-1), chosen | one
+
+    return lax.fori_loop(0, nodes.shape[1], taken, (nodes, jnp.zeros_like(nodes)))[1]
 
 
 class Rule:

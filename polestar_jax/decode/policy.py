@@ -184,8 +184,8 @@ class Decoder:
             longest, follows = getattr(policy, "block_length", None), getattr(policy, "follows", None)
             if longest is not None and self.schedule.capacity > longest:
                 raise InputError(
-                    f"schedule {type(self.schedule).__name__} gives spans of up to {self.schedule.capacity} positions, and {part} "
-                    f"{type(policy).__name__} holds blocks of {longest}"
+                    f"schedule {type(self.schedule).__name__} gives spans of up to {self.schedule.capacity} positions, and "
+                    f"{part} {type(policy).__name__} holds blocks of {longest}"
                 )
             if follows is not None and not isinstance(self.schedule, follows):
                 raise InputError(

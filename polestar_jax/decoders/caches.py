@@ -75,9 +75,9 @@ def _dynamic(values: dict[str, Any], frame: Frame) -> cache.DynamicCache:
 ELASTIC = {
     "sliding_window": Setting(type=int, default=32, low=1, help="undecided positions that a pass scores, the first of the span"),
     "gamma": Setting(
-        type=float, default=0.9, help="refresh the layers above one whose tracked tokens' attention is less alike (cosine) than this"
+        type=float, default=0.9, help="refresh the layers above one whose tracked tokens' attention is less alike (cosine)"
     ),
-    "tracked": Setting(type=int, default=1, low=1, help="tracked tokens a layer: the decided ones that the window attends to most"),
+    "tracked": Setting(type=int, default=1, low=1, help="decided tokens tracked a layer: those that the window attends to most"),
     "sim_axis": Setting(
         type=str, default=AXES[0], choices=AXES, help="what the cosine is across; heads: as the authors' code, averaged over keys"
     ),
@@ -89,13 +89,13 @@ D2 = {
     ),
     "inflation": Setting(type=int, default=0, low=0, help="gaps of at most so many columns between those are computed too"),
     "density_sigma": Setting(
-        type=float, default=10.0, low=NARROWEST, high=WIDEST, help="positions that promise are near decided ones: the Gaussian's width"
+        type=float, default=10.0, low=NARROWEST, high=WIDEST, help="what promises is near decided ones: the Gaussian's width"
     ),
     "conf_update": Setting(
         type=bool, default=True, help="rank by the last confidence of each position (false: the first, as the authors' code)"
     ),
     "row_capacity": Setting(
-        type=int, default=None, low=2, help="rows that a pass may compute; none: as many as 2 x candidates and that share can need"
+        type=int, default=None, low=2, help="rows that a pass may compute; none: what 2 x candidates and that share can need"
     ),
 }  # fmt: skip
 TRUNCATED = {

@@ -54,7 +54,9 @@ ADAPTIVE = {
     "beta": Setting(type=float, default=0.0008, low=0, help="how much a turn of the probabilities (1 - cosine) raises it"),
 }  # fmt: skip
 KLASS = {
-    "threshold": Setting(type=float, default=None, none="LLaDA 0.6, Dream 0.9", help="commit what is stable and above this confidence"),
+    "threshold": Setting(
+        type=float, default=None, none="LLaDA 0.6, Dream 0.9", help="commit what is stable and above this confidence"
+    ),
     "kl_threshold": Setting(
         type=float, default=None, low=0, none="LLaDA 0.01, Dream 0.005", help="stable: distributions that moved by less, nats"
     ),
@@ -63,7 +65,7 @@ KLASS = {
         type=bool, default=None, none="LLaDA false, Dream true", help="whether exactly the threshold is enough"
     ),
     "step_gate": Setting(
-        type=bool, default=None, none="LLaDA true, Dream false", help="the first kl_history - 1 passes on a block commit one token"
+        type=bool, default=None, none="LLaDA true, Dream false", help="a block's first kl_history - 1 passes commit one token"
     ),
 }  # fmt: skip
 DAWN = {
@@ -71,7 +73,7 @@ DAWN = {
         type=float, default=None, none="LLaDA 0.75, Dream 0.8", help="commit what is independent from this confidence on"
     ),
     "sink_threshold": Setting(
-        type=float, default=None, low=0, none="LLaDA 0.01, Dream 0.03", help="nobody depends on what gets more attention on average"
+        type=float, default=None, low=0, none="LLaDA 0.01, Dream 0.03", help="nobody depends on what gets more attention"
     ),
     "edge_threshold": Setting(
         type=float, default=None, above=0, none="LLaDA 0.07, Dream 0.1", help="attention from which on one depends on the other"
@@ -99,7 +101,9 @@ HIERARCHY = {
     "low_threshold": Setting(type=float, default=0.4, help="and the best of each run of undecided ones above this"),
 }  # fmt: skip
 PROPHET = QUOTA | {
-    "gap_early": Setting(type=float, default=7.5, help="commit all when the two best logits are this far apart, below 33 % of the steps"),
+    "gap_early": Setting(
+        type=float, default=7.5, help="commit all where the two best logits differ by this, up to 33 % of the steps"
+    ),
     "gap_middle": Setting(type=float, default=5.0, help="the same from 33 % on"),
     "gap_late": Setting(type=float, default=2.5, help="the same from 67 % on"),
     "answer_start": Setting(

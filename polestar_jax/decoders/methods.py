@@ -153,8 +153,8 @@ _METHODS = (
         commit="threshold",
         summary="a confidence threshold over a sliding window; layers above one whose attention drifted compute every row",
         source="Elastic-Cache, arXiv 2510.14973",
-        cost="every row at first; then the window's, the last pass's commits and a tracked token a layer, and every row above a layer "
-        "that drifted; keeps the inputs of every layer as well",
+        cost="every row at first; then the window's, the last pass's commits and a tracked token a layer, and every row above a "
+        "layer that drifted; keeps the inputs of every layer as well",
         deviations=(
             "similarity across keys, as the paper's vectors of attention weights (sim_axis=heads: as the authors' code)",
             "a window of 32 for both families, which the authors' LLaDA scripts set and never pass on",
@@ -169,12 +169,12 @@ _METHODS = (
         commit="certainty",
         summary="one token a pass, by confidence and density; after a full pass only promising, new and influential rows",
         source="d2Cache, arXiv 2509.23094",
-        cost="every row once, then at most 2 x candidates rows and a share of the canvas; the attention map of every computed row",
+        cost="every row once, then at most 2 x candidates rows and a share of the canvas; the attention maps of computed rows",
         deviations=(
-            "a position's confidence is that of the last pass that scored it (conf_update=false: of the first, as the authors' code)",
+            "a position's confidence is of the last pass that scored it (conf_update=false: of the first, as the authors' code)",
             "positions that a pass does not compute cannot be committed; the authors' code commits them at 1 / vocabulary",
-            "at most row_capacity rows: the best undecided position first, then new tokens, other promising and influential rows; new "
-            "tokens left over come next pass",
+            "at most row_capacity rows: the best undecided position first, then new tokens, other promising and influential "
+            "rows; new tokens left over come next pass",
             "in a batch sequences compute as many rows as each needs, none to fill up",
         ),
     ),
@@ -183,11 +183,11 @@ _METHODS = (
         commit="klass",
         summary="every position that is confident and whose distribution has come to rest, every row recomputed",
         source="KLASS, arXiv 2511.05664",
-        cost="every row, every pass, the head at every generated position; keeps a distribution of each, 4 gen_length vocab_size bytes",
+        cost="every row, every pass, the head at every generated position; keeps a distribution of each, in float32",
         deviations=(
             "blocks of 32; the authors take 64 for LLaDA and none for Dream",
-            "where nothing is stable the most confident position is committed (steps = gen_length); the authors' Dream draws it from "
-            "the distribution at temperature 0.2 and top_p 0.95",
+            "where nothing is stable the most confident position is committed (steps = gen_length); the authors' Dream ranks at "
+            "temperature 0.2 and top_p 0.95",
             "confidences are of the plain softmax in float32, not float64",
             "under a cache a position's history is of the passes that scored it (block history)",
         ),
@@ -199,7 +199,7 @@ _METHODS = (
         source="DAWN, arXiv 2602.06953",
         cost="every row, every pass, the head at every row and the attention maps of the last four layers",
         deviations=(
-            "a committed token is never overwritten; the public code writes position 0 wherever two candidates depend on each other",
+            "a committed token is never overwritten; the public code writes position 0 wherever two candidates conflict",
             "of Dream the first token of the prompt, which no row scores, is no anchor",
             "low_threshold is one a family; the authors' LLaDA scripts take 0.75 to 0.8 by task, 0.7 for MBPP",
         ),

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polestar_jax.settings import Setting
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
@@ -41,6 +43,8 @@ class Task:
       gen_length, block_length: what the paper decodes it with.
       shots: examples in the prompt, for the record.
       runs_code: whether scoring executes what a model wrote.
+      options: what ``--option KEY=VALUE`` may choose, by name; ``items`` gets all of them, and "prompt_mode".
+      canonical: item -> a text that must score 1; an evaluation tries some before it decodes anything. None: not known.
     """
 
     name: str
@@ -54,6 +58,8 @@ class Task:
     block_length: int = 32
     shots: int = 0
     runs_code: bool = False
+    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    canonical: Callable[[Item], str] | None = None
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

@@ -75,6 +75,7 @@ def test_decodes_as_the_rule_in_plain_python(family):
     assert {0, 1} < set(counts), "passes that commit none, one and several must occur"
 
 
+@pytest.mark.slow
 def test_above_one_it_is_the_threshold_rule():
     table = wandering(1, G, spread=2.0)
     decoder = decoders.hierarchy(gen_length=G, block_length=B, low_threshold=1.5, threshold=0.5)
@@ -84,7 +85,9 @@ def test_above_one_it_is_the_threshold_rule():
 
 def test_one_a_run_splits_a_block_in_about_log_passes():
     """tau > 1, tau_low = 0: a pass commits one of each run. Best in the middle first: five passes for 31 positions."""
-    order = np.array([math.log2(i & -i) for i in range(1, 32)])  # 0 1 0 2 0 1 0 3 ...: the middles of runs are the largest
+    order = np.array(
+        [math.log2(i & -i) for i in range(1, 32)]
+    )  # 0 1 0 2 0 1 0 3 ...: largest in the middle of each run
     table = np.zeros((35, 30), np.float32)
     table[4:, 5] = 1 + order
     decoder = decoders.hierarchy(gen_length=31, block_length=31, threshold=2.0, low_threshold=0.0)

@@ -10,9 +10,12 @@ import pytest
 
 from polestar_jax import decoders
 from polestar_jax.cache import NoCache
+from polestar_jax.commit.klass import Klass as Rule
+from polestar_jax.commit.klass import Stability
+from polestar_jax.decode import engine
 from polestar_jax.errors import InputError
 from tests.fakes import DREAM, SPEC, TableModel, lively_model, table_for
-from tests.oracles.tables import CountModel, View, by_blocks, passes, wandering
+from tests.oracles.tables import CountModel, View, by_blocks, passes, scores_of, wandering
 
 G, B = 16, 8
 PROMPTS = [[1, 2, 3, 4], [5], list(range(1, 12))]
@@ -22,8 +25,8 @@ SPECS = {"llada": SPEC, "dream": DREAM}
 class Klass:
     """The rule, position by position."""
 
-    def __init__(self, family, threshold, kl_threshold, history):
-        self.strict, self.gate = family == "llada", family == "llada"
+    def __init__(self, family, threshold, kl_threshold, history, gate=True):
+        self.strict, self.gate = family == "llada", gate and family == "llada"
         self.threshold, self.kl_threshold, self.length = threshold, kl_threshold, history
         self.previous, self.moves, self.parallel = {}, {}, 0
 
@@ -44,7 +47,9 @@ class Klass:
         return confidence > self.threshold if self.strict else confidence >= self.threshold
 
 
-@pytest.mark.parametrize(("family", "history"), [("llada", 2), ("dream", 2), pytest.param("llada", 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "history"), [("llada", 2), ("dream", 2), pytest.param("llada", 3, marks=pytest.mark.slow)]
+)
 def test_equals_the_rule_in_plain_python(family, history):
     settings = dict(threshold=0.5, kl_threshold=0.02, kl_history=history)
     decoder, shift = decoders.klass(gen_length=G, block_length=B, **settings), SPECS[family].logit_shift
@@ -72,7 +77,10 @@ def test_nothing_is_stable_before_the_third_pass():
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(kl_threshold=0.0, threshold=0.0), pytest.param(dict(kl_threshold=100, threshold=1.0), marks=pytest.mark.slow)],
+    [
+        dict(kl_threshold=0.0, threshold=0.0),
+        pytest.param(dict(kl_threshold=100, threshold=1.0), marks=pytest.mark.slow),
+    ],
 )
 def test_no_tolerance_or_a_threshold_of_one_is_one_token_a_pass(settings):
     table = wandering(0, G)
@@ -105,7 +113,8 @@ class EntriesAndSpans(NoCache):
 
 
 def test_a_position_keeps_its_history_where_a_pass_does_not_score_it():
-    table, rule = wandering(3, G), Klass("llada", 0.5, 0.02, 2)
+    settings = dict(threshold=0.5, kl_threshold=0.02, step_gate=False)
+    table, rule, plain = wandering(3, G), *(Klass("llada", 0.5, 0.02, 2, gate=False) for _ in range(2))
 
     def restricted(view):
         hidden = [i for i in range(G) if view.step and not view.start <= i < view.end]
@@ -115,11 +124,25 @@ def test_a_position_keeps_its_history_where_a_pass_does_not_score_it():
             rule.previous[i], rule.moves[i] = kept[i]
         return chosen
 
-    decoder = decoders.klass(gen_length=G, block_length=B, threshold=0.5, kl_threshold=0.02)
+    decoder = decoders.klass(gen_length=G, block_length=B, **settings)
     (run,) = passes(CountModel(table), decoder.replace(cache=EntriesAndSpans()), PROMPTS[:1])
     assert run == list(by_blocks(table, 4, G, B, restricted))
-    full = list(by_blocks(table, 4, G, B, Klass("llada", 0.5, 0.02, 2)))
-    assert run != full, "the table must tell the two apart"
+    assert run != list(by_blocks(table, 4, G, B, plain)), "the table must tell the two apart"
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted"), [({}, [3]), (dict(inclusive=True), [2, 3]), (dict(kl_threshold=0.0), [])]
+)
+def test_a_confidence_of_exactly_the_threshold(settings, accepted):
+    rule = Rule(**dict(threshold=0.5, kl_threshold=0.1, inclusive=False, step_gate=False, vocab_size=4) | settings)
+    logits = jnp.zeros((1, 4, 4))
+    scores = scores_of([[0.2, 0.4, 0.5, 0.6]], [[True] * 4], logits=logits, targets=jnp.arange(4)[None])
+    before = Stability(jnp.full((1, 4, 4), 0.25), jnp.zeros((1, 4, 2)))
+    state = engine.init_state(TableModel(np.zeros((8, 30))), decoders.parallel(gen_length=4), [1]).replace(
+        commit=before
+    )
+    accept, _, own = rule.select(scores, state)
+    assert np.flatnonzero(accept[0]).tolist() == accepted and not own.kl.any()
 
 
 def test_each_family_has_its_defaults():

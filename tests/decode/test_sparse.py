@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fractions
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ class Sparse:
 
 
 def oracle(model, prompt: list[int], keep: float, pool: int) -> tuple[list, int, list]:
-    """Of one token a pass: the generated tokens after each pass, the rows of all passes, and each block's kept columns by layer."""
+    """Of one token a pass: the generated tokens after each pass, the rows of all passes, each block's kept columns by layer."""
     walk, shift, p = Sparse(model, len(prompt), keep, pool), model.spec.logit_shift, len(prompt)
     tokens, history, rows, kept = np.array(prompt + [MASK] * G), [], 0, []
     for start in range(p, p + G, BLOCK):
@@ -127,7 +128,8 @@ class TwoPassDual(DualCache):
         return jnp.where(state.span_passes < 2, 0, 1)
 
 
-@pytest.mark.parametrize("spec", [SPEC, pytest.param(DREAM, id="dream", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [SPEC, pytest.param(DREAM, id="dream")])
 def test_all_kept_is_the_dual_cache_entered_twice(spec):
     sparse = decoders.sparse_dllm(gen_length=G, block_length=BLOCK, keep_ratio=1.0)
     dual = sparse.replace(cache=TwoPassDual(block_length=BLOCK))
@@ -164,7 +166,7 @@ def test_padding_hidden_columns_and_the_block_are_never_kept_and_the_share_is_of
     hidden = np.zeros((3, n), bool)
     hidden[1, n - 20] = hidden[2, n - 2] = True
     state = state.replace(span_start=start, span_end=start + jnp.array([8, 8, 5]), hidden=jnp.asarray(hidden))
-    few = cache.sifted(spec, state, q, as_keys(k), as_values(v))
+    few = jax.jit(lambda *args: cache.sifted(spec, *args))(state, q, as_keys(k), as_values(v))
     for i in range(3):
         columns = np.asarray(few.columns[i])[np.asarray(few.live[i])]
         first, end = (n - G + int(x[i]) for x in (state.span_start - spec.logit_shift, state.span_end))

@@ -98,7 +98,12 @@ def answers(table: np.ndarray, prompt: int, tokens: list[int], shift: int) -> np
 
 
 def by_blocks(
-    table: np.ndarray, prompt: int, gen_length: int, block_length: int, rule: Callable[[View], list[int]], shift: int = 0
+    table: np.ndarray,
+    prompt: int,
+    gen_length: int,
+    block_length: int,
+    rule: Callable[[View], list[int]],
+    shift: int = 0,
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(tokens after the pass, positions it committed), pass by pass, block after block."""
     tokens, nfe = [MASK] * gen_length, 0

@@ -1,0 +1,180 @@
+"""Running what a model wrote, together with its tests, in a process of its own.
+
+What is between that program and the machine, and what each part is for:
+
+- Consent: nothing runs unless the caller says so.
+- A fresh interpreter (``-I``: no user site, no ``PYTHON*`` settings, nothing imported from the working directory) with an
+  environment of four variables: the caller's tokens and settings are not in it.
+- An empty temporary directory to work in, removed afterwards.
+- Limits of time (CPU and wall clock), memory, file size, open files and, unless the caller is root, processes: against
+  programs that loop, wait, or fill memory or disk.
+- Namespaces, where the kernel lets an ordinary user make them: no network at all; no signals to other processes, nor a
+  look into their memory and environment; every file system read-only but for that directory.
+- An audit hook, everywhere: sockets, new processes, signals to others, native libraries, and writing or removing files
+  outside of that directory raise PermissionError. It stops Python code that does these things by the usual ways, which is
+  what a model writes; it is no wall against code made to get around it.
+- A session of its own, killed at the end with everything in it; also when the caller itself dies.
+
+Not protected: files that the caller can read can be read.
+
+The verdict comes through a pipe and carries a token made for the run, so printing, ``exit(0)``, ``os._exit(0)`` or a crash
+is never a pass. The program shares an interpreter with its tests, as in every harness of this kind: one that searches the
+interpreter's memory for the token, or gives the tests objects that are equal to everything, is not found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Any, Literal
+
+from polestar_jax.errors import InputError, RunError
+
+_CHILD = pathlib.Path(__file__).with_name("sandbox_child.py")
+_MOST_BYTES = 1 << 20  # of a verdict
+TIMED_OUT = 124  # exit status of the child's first process, see sandbox_child
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Attributes:
+    cpu_seconds: of computing. The limit that decides, as it does not depend on what else the machine does.
+    wall_seconds: from start to verdict.
+    memory_bytes: of address space.
+    file_bytes: of each file written.
+    open_files, processes: at a time; the second holds for the caller's user, and not for root.
+    """
+
+    cpu_seconds: int = 5
+    wall_seconds: float = 30.0
+    memory_bytes: int = 2 << 30
+    file_bytes: int = 16 << 20
+    open_files: int = 64
+    processes: int = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Attributes:
+    status: passed; failed: an exception, SystemExit included; timeout; died: ended without a verdict.
+    detail: the exception's type and message, "" for none.
+    isolation: the protections that were in force beyond those that always are.
+    """
+
+    status: Literal["passed", "failed", "timeout", "died"]
+    detail: str = ""
+    isolation: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "passed"
+
+
+def require_consent(allowed: object, *, task: str) -> None:
+    """Refuse to run what a model wrote unless ``allowed`` is True.
+
+    Raises:
+      InputError: names ``--allow-code-execution``.
+    """
+    if allowed is not True:
+        raise InputError(f"{task} runs code that the model writes; say --allow-code-execution to let it (in a sandbox)")
+
+
+def run(program: str, tests: str, *, allow_code_execution: bool, limits: Limits | None = None) -> Outcome:
+    """Execute a program and then tests of it, both in one namespace, whose ``__name__`` is not ``__main__``.
+
+    Args:
+      program: Python source.
+      tests: Python source that raises if the program is wrong.
+      allow_code_execution: must be True.
+      limits: the default ones where None.
+
+    Raises:
+      InputError: no consent.
+      RunError: no process can be started here.
+    """
+    require_consent(allow_code_execution, task="the sandbox")
+    if os.name != "posix":
+        raise RunError("code is run on Linux and macOS only")
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory(prefix="polestar-code-", ignore_cleanup_errors=True) as directory:
+        # Resolved: the child compares paths with it. No pipe: a program that is never read must not block the caller.
+        directory = os.path.realpath(directory)
+        with tempfile.TemporaryFile() as job:
+            token = secrets.token_hex(16)
+            told = {"token": token, "program": program, "tests": tests, "directory": directory}
+            told |= {"parent": os.getpid(), "limits": dataclasses.asdict(limits)}
+            job.write(json.dumps(told).encode())
+            job.seek(0)
+            return _outcome(job, directory, token, limits)
+
+
+def _outcome(job: IO[bytes], directory: str, token: str, limits: Limits) -> Outcome:
+    verdicts, channel = os.pipe()
+    try:
+        process = _start(job, directory, channel)
+        os.close(channel)
+        channel = -1
+        try:
+            verdict, in_time = _verdict(verdicts, token, limits.wall_seconds)
+            if verdict is None and in_time:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)  # whose status tells why it ended
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+    finally:
+        os.close(verdicts)
+        if channel >= 0:
+            os.close(channel)
+    if verdict is not None:
+        return Outcome(status=verdict["status"], detail=verdict["detail"], isolation=tuple(verdict["isolation"]))
+    return Outcome(status="died" if in_time and status != TIMED_OUT else "timeout")
+
+
+def _start(job: IO[bytes], directory: str, channel: int) -> subprocess.Popen[bytes]:
+    names = ("HOME", "TMPDIR")
+    environment = dict.fromkeys(names, directory) | {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1"}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-B", str(_CHILD), str(channel)],
+            stdin=job,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=directory,
+            env=environment,
+            pass_fds=(channel,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunError(f"no process can be started to run code in: {error.strerror or error}") from None
+
+
+def _verdict(pipe: int, token: str, seconds: float) -> tuple[dict[str, Any] | None, bool]:
+    """(what the child reports, or None where it does not; whether it reported or ended in time)."""
+    poll, data, end = select.poll(), b"", time.monotonic() + seconds
+    poll.register(pipe, select.POLLIN)
+    while len(data) < _MOST_BYTES:
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            return None, False
+        part = os.read(pipe, 65536)
+        data += part
+        for line in data.split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                verdict = json.loads(line)
+                if secrets.compare_digest(verdict["token"], token):
+                    return verdict, True
+        if not part:
+            break
+    return None, True

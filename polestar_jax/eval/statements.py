@@ -1,0 +1,157 @@
+"""The Python statements of a text that is code, or code among prose."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable
+
+_BUILTINS = frozenset(dir(builtins))
+# How a statement's first line may begin; everything else is prose, and not worth a parse.
+_FIRST_LINE = re.compile(r"(@|(async|def|class|import|from|if|for|while|with|try)\b|[A-Za-z_][\w.]*\s*([-+*/%&|^@:]?=|[(\[.:,]))")
+_CONTINUES = re.compile(r"(elif|else|except|finally)\b|[)\]}]")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_MOST_LINES = 400  # looked at in search of a statement's end
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """One statement at the top level: its tree, and its text without indentation."""
+
+    node: ast.stmt
+    text: str
+
+    @property
+    def binds(self) -> frozenset[str]:
+        """The names it gives a value to, at the top level."""
+        if isinstance(self.node, ast.ClassDef | Function):
+            return frozenset({self.node.name})
+        names = {alias.asname or alias.name.split(".")[0] for node in self._all(ast.Import | ast.ImportFrom) for alias in node.names}
+        return frozenset(names | self._stored() | {node.name for node in self._all(ast.ClassDef | Function)})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names it takes from elsewhere, now or when called; builtin ones left out."""
+        loaded = {node.id for node in self._all(ast.Name) if isinstance(node.ctx, ast.Load)}
+        own = self._stored() | {node.arg for node in self._all(ast.arg)} | {node.name for node in self._all(ast.ExceptHandler)}
+        inner = {node.name for node in self._all(ast.ClassDef | Function)}
+        return frozenset(loaded - own - inner - _BUILTINS)
+
+    @property
+    def defines(self) -> bool:
+        """Whether it is an import, a function or a class."""
+        return isinstance(self.node, _DEFINITIONS)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is a function with nothing in it: a signature, repeated."""
+        return isinstance(self.node, Function) and all(_nothing(node) for node in self.node.body)
+
+    def _all(self, kind: type) -> Iterable:
+        return (node for node in ast.walk(self.node) if isinstance(node, kind))
+
+    def _stored(self) -> set[str]:
+        return {node.id for node in self._all(ast.Name) if not isinstance(node.ctx, ast.Load)}
+
+
+def parse(source: str) -> ast.Module | None:
+    """The tree of a source, None where it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in what a model wrote
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes, lone surrogates, a thousand brackets
+        return None
+
+
+def statements(source: str) -> list[Statement]:
+    """The statements at the top level of a text; lines that are no Python are passed over.
+
+    Of a function or class that ends in something that is no Python, the lines before that are taken.
+    """
+    source = textwrap.dedent(source)
+    tree = parse(source)
+    if tree is not None:
+        return _of(tree, source)
+    lines, found, start = source.split("\n"), [], 0
+    while start < len(lines):
+        end, part = _first(lines, start) if _FIRST_LINE.match(lines[start]) else (start + 1, "")
+        if part:
+            found += _of(ast.parse(part), part)
+        start = end
+    return found
+
+
+def kept(found: Iterable[Statement], entry_point: str) -> list[Statement]:
+    """Imports, definitions and what they need; not the examples of use, tests and prose around them.
+
+    Left out: assertions, ``if __name__ == "__main__"``, expressions other than calls on an imported or assigned name, and
+    whatever reads ``entry_point``, ``print``, ``input``, a name that has no value, or one that only a statement left out gives.
+    """
+    found = list(found)
+    full = {name for item in found if item.defines and not item.empty for name in item.binds}
+    found = [item for item in found if not (item.empty and item.binds <= full)]
+    everything = any(isinstance(item.node, ast.ImportFrom) and item.node.names[0].name == "*" for item in found)
+    result: list[Statement] = []
+    functions = {item.node.name for item in found if isinstance(item.node, Function)}
+    known = {name for item in found if item.defines for name in item.binds}
+    for item in found:
+        if item.defines or _harmless(item, known, functions, entry_point, everything):
+            known |= item.binds
+            result.append(item)
+    return result
+
+
+def _harmless(item: Statement, known: set[str], functions: set[str], entry_point: str, everything: bool) -> bool:
+    used = {node.id for node in ast.walk(item.node) if isinstance(node, ast.Name)}
+    if isinstance(item.node, ast.Assert) or used & {"__name__", "print", "input", "exit", "quit"}:
+        return False
+    if isinstance(item.node, ast.AnnAssign) and item.node.value is None:
+        return False  # "Note: this"
+    if entry_point in item.reads and entry_point not in item.binds:
+        return False
+    if isinstance(item.node, ast.Expr):
+        call = item.node.value
+        root = call.func if isinstance(call, ast.Call) else None
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name) or root.id in functions or root.id not in known:
+            return False
+    return everything or item.reads <= known
+
+
+def _of(tree: ast.Module, source: str) -> list[Statement]:
+    lines = source.split("\n")
+    result = []
+    for node in tree.body:
+        decorators = getattr(node, "decorator_list", [])
+        if decorators:
+            text = "\n".join(lines[decorators[0].lineno - 1 : node.end_lineno])
+        else:
+            text = ast.get_source_segment(source, node) or ""
+        result.append(Statement(node, text))
+    return result
+
+
+def _first(lines: list[str], start: int) -> tuple[int, str]:
+    """(line after it, text) of the statement that begins at a line; the text is empty where none does."""
+    last = min(len(lines), start + _MOST_LINES)
+    ends = [at for at in range(start + 1, last) if lines[at][:1].strip() and not _CONTINUES.match(lines[at])] + [last]
+    for end in ends:
+        text = "\n".join(lines[start:end])
+        if parse(text) is not None:
+            return end, text
+    for end in range(ends[0] - 1, start + 1, -1):
+        text = "\n".join(lines[start:end])
+        if parse(text) is not None:
+            return ends[0], text
+    return start + 1, ""
+
+
+def _nothing(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

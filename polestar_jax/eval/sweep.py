@@ -1,0 +1,163 @@
+"""Which runs an evaluation makes: methods with their settings, and a run a value where one is swept.
+
+A run's key says what it is: ``parallel``, ``polestar[alpha=5]``, ``polestar[refresh_step=-1,alpha=5]``. Keys are also how
+variants of a method are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polestar_jax.decode.policy import Decoder
+from polestar_jax.decoders import METHODS
+from polestar_jax.decoders.schedules import SCHEDULES
+from polestar_jax.errors import InputError
+from polestar_jax.settings import Setting
+
+Texts = dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """One setting and the texts of its values; of one method, or of all that have it."""
+
+    method: str | None
+    key: str
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"--sweep {self.method + '.' if self.method else ''}{self.key}={','.join(self.values)}"
+
+
+def parse_key(key: str) -> tuple[str, Texts]:
+    """(method, settings by name) of a run's key."""
+    found = re.fullmatch(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", key)
+    pairs = [part.strip().partition("=") for part in (found[2] or "").split(",")] if found and found[2] else []
+    if not found or not all(name and equals and value for name, equals, value in pairs):
+        raise InputError(f"method {key!r} is not accepted: NAME or NAME[KEY=VALUE,...]")
+    if len({name for name, _, _ in pairs}) != len(pairs):
+        raise InputError(f"method {key!r} names a setting twice")
+    return found[1].strip(), {name: value for name, _, value in pairs}
+
+
+def run_key(method: str, settings: Mapping[str, str]) -> str:
+    """The key of a run; the inverse of :func:`parse_key`."""
+    return f"{method}[{','.join(f'{name}={value}' for name, value in settings.items())}]" if settings else method
+
+
+def parse_sweep(text: str) -> Sweep:
+    """``KEY=A,B,C`` or ``METHOD.KEY=A,B,C``."""
+    where, _, values = text.partition("=")
+    method, dot, key = where.rpartition(".")
+    parts = tuple(value.strip() for value in values.split(","))
+    if not key or (dot and not method) or not all(parts):
+        raise InputError(f"--sweep {text} is not accepted: KEY=A,B,... or METHOD.KEY=A,B,...")
+    return Sweep(method if dot else None, key, parts)
+
+
+def runs(
+    methods: str, settings: Sequence[str] = (), sweeps: Sequence[str] = (), *,
+    gen_length: int, block_length: int | None = None, block_default: int = 32,
+) -> dict[str, Decoder]:  # fmt: skip
+    """The runs by key, in order.
+
+    Args:
+      methods: "all", or names with commas, each with its own settings in brackets if it has any.
+      settings: texts ``KEY=VALUE`` (for every method that has the key) and ``METHOD.KEY=VALUE``.
+      sweeps: texts ``KEY=A,B,...``. A method that has the key gets a run for each value in place of its plain one; of
+        several sweeps one after the other.
+      gen_length: of all methods.
+      block_length: of all methods; default: ``block_default``, but for methods that do not go by blocks.
+
+    Raises:
+      InputError: an unknown method or setting, a value that is not accepted, or a run that is there twice.
+    """
+    wanted = [parse_key(part) for part in (METHODS if methods == "all" else _split(methods))]
+    for name, _ in wanted:
+        if name not in METHODS:
+            raise InputError(f"unknown method {name!r}; methods: all, {', '.join(METHODS)}")
+    general, own = _given(settings, [name for name, _ in wanted])
+    asked = [parse_sweep(text) for text in sweeps]
+    texts = [(name, inline, general | own[name] | inline) for name, inline in wanted]
+    tables = [METHODS[name].settings_for(all_texts) for name, _, all_texts in texts]
+    _check_known(general, own, asked, wanted, tables)
+    lengths = {"gen_length": gen_length} | ({"block_length": block_length} if block_length else {})
+    found: dict[str, Decoder] = {}
+    for (name, inline, all_texts), table in zip(texts, tables, strict=True):
+        swept = [sweep for sweep in asked if sweep.method in (None, name) and sweep.key in table]
+        for more in [{sweep.key: value} for sweep in swept for value in sweep.values] or [{}]:
+            decoder, parsed = _build(name, all_texts | more, inline | more, lengths, block_default)
+            key = run_key(name, {setting: _text(parsed[setting]) for setting in inline | more})
+            if key in found:
+                raise InputError(f"run {key} is asked for twice")
+            found[key] = decoder
+    return found
+
+
+def _split(methods: str) -> list[str]:
+    """At the commas outside brackets."""
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", methods)]
+
+
+def _given(texts: Sequence[str], names: list[str]) -> tuple[Texts, dict[str, Texts]]:
+    """The texts of ``--set`` by key: those for every method that has the key, and those of one method."""
+    general: Texts = {}
+    own: dict[str, Texts] = {name: {} for name in names}
+    for text in texts:
+        where, equals, value = text.partition("=")
+        method, dot, key = where.rpartition(".")
+        if not equals or not key:
+            raise InputError(f"--set {text} is not accepted: KEY=VALUE or METHOD.KEY=VALUE")
+        if dot and method not in own:
+            raise InputError(f"--set {text}: {method!r} is none of the methods {', '.join(own)}")
+        place = own[method] if dot else general
+        if place.setdefault(key, value) != value:
+            raise InputError(f"setting {where} is given twice: {place[key]} and {value}")
+    return general, own
+
+
+def _check_known(
+    general: Texts, own: dict[str, Texts], sweeps: list[Sweep], wanted: list[tuple[str, Texts]],
+    tables: list[dict[str, Setting]],
+) -> None:  # fmt: skip
+    """Refuse a setting that no method it is for has, and sweeps of what a key cannot hold."""
+    known: dict[str, dict[str, Setting]] = {}
+    for (name, _), table in zip(wanted, tables, strict=True):
+        known[name] = known.get(name, {}) | table
+    asked = [(key, list(known)) for key in general] + [(key, [name]) for name in own for key in own[name]]
+    for sweep in sweeps:
+        if sweep.method is not None and sweep.method not in known:
+            raise InputError(f"{sweep}: {sweep.method!r} is none of the methods {', '.join(known)}")
+        asked.append((sweep.key, [sweep.method] if sweep.method else list(known)))
+    for key, where in asked:
+        there = sorted({name for method in where for name in known[method]})
+        if key not in there:
+            raise InputError(f"no setting {key!r} in {', '.join(where)}; there is: {', '.join(there)}")
+    swept = [sweep.key for sweep in sweeps] + [key for _, inline in wanted for key in inline]
+    for key in swept:
+        if any(key in table and table[key].type is tuple for table in known.values()):
+            raise InputError(f"setting {key} is a list and cannot be part of a run's key: use --set METHOD.{key}=...")
+
+
+def _build(
+    name: str, texts: Texts, inline: Texts, lengths: dict[str, int], block_default: int
+) -> tuple[Decoder, dict[str, Any]]:
+    """(decoder, its given settings); a text of ``--set`` that this method has no use for is left out, one of its own is not."""
+    method = METHODS[name]
+    table = method.settings_for(texts)
+    parsed = method.parsed({key: text for key, text in texts.items() if key in table or key in inline})
+    schedule = parsed.get("schedule", method.schedule)
+    given = lengths | parsed
+    if "block_length" not in given and not SCHEDULES[schedule].whole:
+        given["block_length"] = min(block_default, given["gen_length"])
+    return method.build(**given), parsed
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
