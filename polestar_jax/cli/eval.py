@@ -90,9 +90,8 @@ def run(args: argparse.Namespace) -> int:
         args.methods, args.settings, args.sweep, gen_length=args.gen_length or task.gen_length,
         block_length=args.block_length, block_default=task.block_length,
     )  # fmt: skip
-    options = _options(task, args.option)
-    data = Path(args.data) if args.data else None
-    items = tasks.chosen(task, data, options | {"prompt_mode": args.prompt_mode}, args.limit)
+    options = _options(task, args.option, may_run_code=args.allow_code_execution)
+    items = tasks.chosen(task, Path(args.data) if args.data else None, options, args.limit)
     tasks.check_score(task, items)
     return _evaluate(args, task, items, options, decoders)
 
@@ -124,22 +123,22 @@ def _settle(args: argparse.Namespace) -> Any:
     return task
 
 
-def _options(task: Any, texts: list[str]) -> dict[str, Any]:
-    """The task's options, defaults included."""
+def _options(task: Any, texts: list[str], *, may_run_code: bool) -> dict[str, Any]:
+    """What the task's items are made by: ``--option``, checked where the task says what there is."""
     from polestar_jax.settings import checked
 
     given: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals:
+        if not equals or not key:
             raise InputError(f"--option {text} is not accepted: KEY=VALUE")
-        if key not in task.options:
-            there = f"it has: {', '.join(task.options)}" if task.options else "it has none"
-            raise InputError(f"task {task.name} has no option {key!r}; {there}")
-        if key in given:
-            raise InputError(f"option {key} is given twice")
-        given[key] = task.options[key].parse(key, value)
-    return checked(dict(task.options), given, task.name)
+        if task.options is not None and key not in task.options:
+            raise InputError(f"task {task.name} has no option {key}; accepted: {', '.join(task.options) or 'none'}")
+        if given.setdefault(key, value) != value:
+            raise InputError(f"option {key} is given twice: {given[key]} and {value}")
+    if task.options is not None:
+        given = checked(task.options, {key: task.options[key].parse(key, given[key]) for key in given}, task.name)
+    return given | ({"allow_code_execution": True} if task.runs_code and may_run_code else {})
 
 
 def _evaluate(
@@ -170,9 +169,10 @@ def _evaluate(
         failed = run.evaluate(work, answers, on_batch=Progress(left), on_run=lambda key: summary.write(out, [whole()]))
         found = whole()
         summary.write(out, [found])
-        _show(args, [found], out)
-    for key, why in failed.items():
-        print(f"polestar eval: error: run {key}: {why}", file=sys.stderr)
+        for key, why in failed.items():
+            print(f"polestar eval: error: run {key}: {why}", file=sys.stderr)
+        if len(failed) < len(work.runs):
+            _show(args, [found], out)
     return int(bool(failed))
 
 

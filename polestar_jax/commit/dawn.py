@@ -72,10 +72,9 @@ class Dawn(Rule):
         return by_position(sure | induced | free, target, state.gen_length, False)
 
     def depends(self, attention: jax.Array, column: jax.Array, state: DecodeState) -> jax.Array:
-        """Which of the canvas' columns the rows ``column`` i32 [b, B] depend on, bool [b, B, n]."""
+        """Which of the canvas' columns the rows ``column`` i32 [b, B] depend on, bool [b, B, n]; that a row may depend on itself
+        decides nothing: it is neither an anchor nor its own rival."""
         real = state.positions >= 0
         mean = jnp.sum(jnp.where(real[:, :, None], attention, 0.0), axis=1) / jnp.sum(real, axis=-1, keepdims=True)
-        source = real & (mean <= self.sink_threshold)
         seen = jnp.take_along_axis(attention, column[..., None], axis=1)
-        itself = column[..., None] == jnp.arange(seen.shape[2])
-        return (seen >= self.edge_threshold) & source[:, None] & ~itself
+        return (seen >= self.edge_threshold) & (mean <= self.sink_threshold)[:, None]

@@ -37,8 +37,9 @@ def record(
     alike = ("device", "platform", "devices", "xla_flags", *(("cpu",) if machine["platform"] == "cpu" else ()))
     about = {
         "task": {
-            "name": task.name, "version": task.version, "shots": task.shots, "options": dict(options), "items": len(work.items),
-            "subsets": subsets, "digest": tasks.digest(work.items), "stop": list(task.stop), "runs_code": task.runs_code,
+            "name": task.name, "version": task.version, "shots": int(options.get("shots", task.shots)), "options": dict(options),
+            "items": len(work.items), "subsets": subsets, "digest": tasks.digest(work.items), "stop": list(task.stop),
+            "runs_code": task.runs_code,
         },
         "model": {
             "family": spec.family, "layers": spec.n_layers, "d_model": spec.d_model, "parameters": spec.parameters,

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from polestar_jax.eval.fences import split
-from polestar_jax.eval.statements import Function, Statement, kept, parse, statements
-
-_MOST_LINES = 400  # of a body
+from polestar_jax.eval.statements import Function, Statement, kept, longest, parse, statements
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,7 @@ class Extraction:
     """Attributes:
     code: a program that gives ``entry_point`` a value; "" where the answer has none.
     form: what the answer was: a function's body, a function (or whatever else gives the name a value), or neither.
-    fenced: whether it had a fenced block.
+    fenced: whether it had a fence.
     renamed: whether the function has another name in it, or is a method.
     """
 
@@ -50,21 +48,20 @@ def extract(text: str, *, entry_point: str, arguments: int | None = None, prompt
     sources = [*parts.blocks, parts.outside]
     pieces = [statements(source) for source in sources]
     before = [item for item in statements(prompt) if entry_point not in item.binds] if prompt else []
-    fenced = bool(parts.blocks)
     for imported in (False, True):  # a test that imports the name comes after what defines it
         for piece in pieces:
             if any(_gives(item, entry_point, imported) for item in piece):
-                return Extraction(code=_program(before, piece, pieces, entry_point), form="function", fenced=fenced)
+                return Extraction(code=_program(before, piece, pieces, entry_point), form="function", fenced=parts.fenced)
     if not any(_method(item, entry_point) for piece in pieces for item in piece) and prompt:
         body = _body(prompt, entry_point, sources)
         if body:
-            return Extraction(code=_program([], statements(body), pieces, entry_point), form="body", fenced=fenced)
-    found = _renamed(pieces, entry_point, arguments)
+            return Extraction(code=_program([], statements(body), pieces, entry_point), form="body", fenced=parts.fenced)
+    found = _renamed(pieces, entry_point, arguments, {name for item in before for name in item.binds})
     if found is None:
-        return Extraction(fenced=fenced)
+        return Extraction(fenced=parts.fenced)
     piece, value = found
     code = f"{_program(before, piece, pieces, entry_point)}{entry_point} = {value}\n"
-    return Extraction(code=code, form="function", fenced=fenced, renamed=True)
+    return Extraction(code=code, form="function", fenced=parts.fenced, renamed=True)
 
 
 def positional(node: ast.AST, entry_point: str) -> int | None:
@@ -107,21 +104,19 @@ def _program(before: list[Statement], piece: list[Statement], pieces: list[list[
 
 def _body(prompt: str, entry_point: str, sources: Sequence[str]) -> str:
     """The prompt continued by as many lines of a source as make its function complete; "" where none do."""
-    best, most = "", 0
+    before = prompt.rstrip("\n") + "\n"
     for source in sources:
+        best, most = "", 0
         for variant in _variants(source):
-            lines = variant.split("\n")[:_MOST_LINES]
-            for end in range(len(lines), 0, -1):
-                code = "\n".join([prompt.rstrip("\n"), *lines[:end], ""])
-                tree = parse(code)
-                if tree is not None:
-                    size = sum(bool(line.strip()) for line in lines[:end])
-                    if size > most and _complete(tree, entry_point):
-                        best, most = code, size
-                    break
+            lines = variant.split("\n")
+            lines = lines[: longest(lines, after=before)]
+            size = sum(bool(line.strip()) for line in lines)
+            code = before + "\n".join([*lines, ""])
+            if size > most and _complete(parse(code), entry_point):
+                best, most = code, size
         if best:
-            break
-    return best
+            return best
+    return ""
 
 
 def _variants(source: str) -> list[str]:
@@ -134,9 +129,9 @@ def _variants(source: str) -> list[str]:
     return result
 
 
-def _complete(tree: ast.Module, entry_point: str) -> bool:
+def _complete(tree: ast.Module | None, entry_point: str) -> bool:
     """Whether the function returns, yields or raises something itself."""
-    found = [node for node in tree.body if isinstance(node, Function) and node.name == entry_point]
+    found = [node for node in tree.body if isinstance(node, Function) and node.name == entry_point] if tree else []
     inner = list(found[-1].body) if found else []
     while inner:
         node = inner.pop()
@@ -148,17 +143,16 @@ def _complete(tree: ast.Module, entry_point: str) -> bool:
 
 
 def _renamed(
-    pieces: list[list[Statement]], entry_point: str, arguments: int | None
+    pieces: list[list[Statement]], entry_point: str, arguments: int | None, helpers: set[str]
 ) -> tuple[list[Statement], str] | None:
-    """(piece, expression) of what stands in for the name that is tested."""
+    """(piece, expression) of what stands in for the name that is tested; never one of the prompt's helper functions."""
     for piece in pieces:
         for item in piece:
             if _method(item, entry_point):
                 return piece, f"{item.node.name}().{entry_point}"
-    functions = [
-        (piece, item.node) for piece in pieces for item in piece if isinstance(item.node, Function) and not item.empty
-    ]
-    matching = [found for found in functions if arguments is not None and _takes(found[1].args, arguments)]
+    found = ((piece, item) for piece in pieces for item in piece if not item.empty and not item.binds <= helpers)
+    functions = [(piece, item.node) for piece, item in found if isinstance(item.node, Function)]
+    matching = [pair for pair in functions if arguments is not None and _takes(pair[1].args, arguments)]
     chosen = matching or functions
     return (chosen[-1][0], chosen[-1][1].name) if chosen else None
 

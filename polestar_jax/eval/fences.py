@@ -15,10 +15,12 @@ _OTHER_LANGUAGES = frozenset("bash sh shell console text txt output plaintext js
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
     """Attributes:
-    blocks: the contents of the fenced blocks that may be Python, in order, each without common indentation.
+    fenced: whether there is a fence at all.
+    blocks: the contents of the fenced blocks that may be Python and are not empty, in order, without common indentation.
     outside: the lines outside of every fence.
     """
 
+    fenced: bool
     blocks: tuple[str, ...]
     outside: str
 
@@ -35,12 +37,13 @@ def split(text: str) -> Split:
     blocks: list[str] = []
     outside: list[str] = []
     mark, lines = "", outside
-    kept = True
+    kept, fenced = True, False
     for line in text.split("\n"):
         fence = _FENCE.match(line)
         if not fence or (mark and (fence[1][0] != mark[0] or len(fence[1]) < len(mark))):
             lines.append(line)
             continue
+        fenced = True
         if mark:
             _add(blocks, lines, kept)
         if not mark or fence[2]:
@@ -49,7 +52,7 @@ def split(text: str) -> Split:
             mark, lines = "", outside
     if mark:
         _add(blocks, lines, kept)
-    return Split(blocks=tuple(blocks), outside="\n".join(outside))
+    return Split(fenced=fenced, blocks=tuple(blocks), outside="\n".join(outside))
 
 
 def _add(blocks: list[str], lines: list[str], kept: bool) -> None:

@@ -1,9 +1,9 @@
 """lm-eval's tasks with this project's methods: ``python -m polestar_jax.eval.harness``, or :func:`evaluate` from Python.
 
-``import polestar_jax.eval.harness`` is all that lm-eval's own ``simple_evaluate(model="polestar", model_args=...)`` needs. Tasks are
-lm-eval's by name (their data comes from the hub) or task files of the user's (YAML, with local data). The paper's benchmarks have
-their settings in :data:`BENCHMARKS`. Where the hub is out of reach, ``polestar eval`` scores the same benchmarks from local files;
-it is also what scores HumanEval answers of chat models as published numbers are, with the code taken out of prose and fences:
+``import polestar_jax.eval.harness`` is all that lm-eval's own ``simple_evaluate(model="polestar", model_args=...)`` needs. Tasks
+are lm-eval's by name (their data comes from the hub) or task files of the user's (YAML, with local data). The paper's benchmarks
+have their settings in :data:`BENCHMARKS`. Where the hub is out of reach, ``polestar eval`` scores the same benchmarks from local
+files; it also scores HumanEval answers of chat models as published numbers are, with the code taken out of prose and fences:
 lm-eval runs prompt and answer as they stand.
 """
 
@@ -103,7 +103,7 @@ def evaluate(
     unknown = sorted(set(named) - set(manager.all_tasks))
     if unknown:
         raise InputError(
-            f"task {unknown[0]!r} is not accepted: no file, no directory, and none of the {len(manager.all_tasks)} names of lm-eval"
+            f"task {unknown[0]!r} is not accepted: no file, no directory and none of lm-eval's {len(manager.all_tasks)} names"
         )
     if allow_code_execution:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # asked for by the library that lm-eval's code tasks execute with
@@ -117,8 +117,12 @@ def evaluate(
     except (InputError, RunError):
         raise
     except Exception as error:  # reading a task's files and data may raise anything
+        if os.environ.get("POLESTAR_DEBUG"):
+            raise
         if "confirm_run_unsafe_code" in str(error):
-            raise InputError(f"{', '.join(tasks)}: executes what the model writes; give --allow-code-execution") from None
+            raise InputError(
+                f"{', '.join(tasks)}: executes what the model writes; give --allow-code-execution"
+            ) from None
         raise RunError(f"lm-eval on {', '.join(tasks)}: {type(error).__name__}: {error}") from error
 
 
@@ -150,20 +154,36 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--tasks", metavar="T,T", help="names of lm-eval's, task files, or directories of task files")
     what.add_argument("--benchmark", choices=BENCHMARKS, help="one of the paper's, with its settings")
     common.add_model_arguments(parser)
-    parser.add_argument("--method", default="polestar", metavar="NAME", help="see `polestar methods` (default: polestar)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of it")
+    parser.add_argument(
+        "--method", default="polestar", metavar="NAME", help="see `polestar methods` (default: polestar)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of it"
+    )
     modes = "; ".join(f"{name}: {meaning}" for name, meaning in choices.PROMPT_MODES.items())
     parser.add_argument("--prompt-mode", choices=choices.PROMPT_MODES, help=f"how a prompt is made; {modes}")
-    parser.add_argument("--gen-length", type=int, metavar="N", help="positions to decode, in place of the tasks' max_gen_toks")
+    parser.add_argument(
+        "--gen-length", type=int, metavar="N", help="positions to decode, in place of the tasks' max_gen_toks"
+    )
     parser.add_argument("--block-length", type=int, metavar="N", help="positions of a block (default: 32)")
     parser.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default: as the tasks say)")
-    parser.add_argument("--fewshot-seed", type=int, default=FEWSHOT_SEED, metavar="N", help="of the examples (default: 1234)")
+    parser.add_argument(
+        "--fewshot-seed", type=int, default=FEWSHOT_SEED, metavar="N", help="of the examples (default: 1234)"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="items of each task")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of samples and of likelihoods' masks (default: 0)")
-    parser.add_argument("--mc-samples", type=int, default=128, metavar="N", help="masks a likelihood averages over (default: 128)")
-    parser.add_argument("--post-process", choices=choices.POST, default=next(iter(choices.POST)), help="of an answer's text")
-    parser.add_argument("--allow-code-execution", action="store_true", help="run tasks that execute what the model writes")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of samples and of likelihoods' masks (default: 0)"
+    )
+    parser.add_argument(
+        "--mc-samples", type=int, default=128, metavar="N", help="masks a likelihood averages (default: 128)"
+    )
+    parser.add_argument(
+        "--post-process", choices=choices.POST, default=next(iter(choices.POST)), help="of an answer's text"
+    )
+    parser.add_argument(
+        "--allow-code-execution", action="store_true", help="run tasks that execute what the model writes"
+    )
     parser.add_argument("--output", metavar="F.json", help="write everything there, prompts and answers included")
     return parser
 
@@ -175,7 +195,8 @@ def _run(args: argparse.Namespace) -> int:
     from polestar_jax import compilation_cache
 
     common.check_outputs(output=args.output)
-    for name, low in (("shots", 0), ("limit", 1), ("gen_length", 1), ("block_length", 1), ("mc_samples", 1), ("seed", 0)):
+    least = {"shots": 0, "limit": 1, "gen_length": 1, "block_length": 1, "mc_samples": 1, "seed": 0}
+    for name, low in least.items():
         value = getattr(args, name)
         if value is not None and value < low:
             raise InputError(f"--{name.replace('_', '-')} {value} is not accepted: a whole number >= {low}")

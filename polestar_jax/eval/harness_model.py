@@ -35,9 +35,9 @@ class PolestarLM(LM):
         chat_multiturn lm-eval must be told to use chat templates (``apply_chat_template``, and ``fewshot_as_multiturn`` for
         examples as turns of their own); with the others it must not.
       method: of ``polestar methods``.
-      gen_length: positions to decode; none: what a task's max_gen_toks says, else 256. A task's max_gen_toks is rounded up to whole
-        blocks, lowers ``gen_length``, and no answer has more tokens. All positions are decoded whatever stop strings there are;
-        those are looked for afterwards.
+      gen_length: positions to decode; none: what a task's max_gen_toks says, else 256. A task's max_gen_toks is rounded up to
+        whole blocks, lowers ``gen_length``, and no answer has more tokens. All positions are decoded whatever stop strings there
+        are; those are looked for afterwards.
       batch_size: requests decoded together; it changes no token in float32.
       seed: of sampling noise and of the likelihood's masks.
       dtype: of the weights, as of ``load``; by default float32 on a CPU.
@@ -73,11 +73,16 @@ class PolestarLM(LM):
         _one_of("method", method, METHODS)
         _one_of("post", post, choices.POST)
         if device is not None or max_batch_size is not None:
-            raise InputError("device and max_batch_size are not accepted: JAX_PLATFORMS chooses the device, batch_size is fixed")
+            raise InputError(
+                "device and max_batch_size are not accepted: JAX_PLATFORMS chooses the device, batch_size is fixed"
+            )
         taken = [name for name in ("temperature", "top_p", "top_k") if name in settings]
         if taken:
-            raise InputError(f"{taken[0]} is not accepted: the task says how to sample (gen_kwargs do_sample=True,temperature=T)")
-        self.method, self.gen_length, self.escape_until, self.seed = METHODS[method], gen_length, bool(escape_until), seed
+            raise InputError(
+                f"{taken[0]} is not accepted: the task says how to sample (gen_kwargs do_sample=True,temperature=T)"
+            )
+        self.method, self.gen_length, self.seed = METHODS[method], gen_length, seed
+        self.escape_until = bool(escape_until)
         self.batch_size = whole("batch_size", batch_size)
         self.mc_samples, self.mc_batch_size = whole("mc_samples", mc_samples), whole("mc_batch_size", mc_batch_size)
         self._settings = settings
@@ -89,7 +94,9 @@ class PolestarLM(LM):
             raise InputError(f"model {self.model_name}: its directory has no tokenizer files, and prompts are texts")
         self.encoding = Encoding(tokenizer, self.model.spec, prompt_mode, post)
         self._decoders: dict[tuple, Decoder] = {}
-        self._sums = dict.fromkeys((*_SUMS, *COUNTS, "answers", "likelihoods", "seconds", "compile_seconds", "repetition"), 0)
+        self._sums = dict.fromkeys(
+            (*_SUMS, *COUNTS, "answers", "likelihoods", "seconds", "compile_seconds", "repetition"), 0
+        )
 
     # --- what lm-eval calls
 
@@ -136,7 +143,9 @@ class PolestarLM(LM):
             "token; choose tasks of type generate_until, multiple_choice or loglikelihood"
         )
 
-    def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> Turns:
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> Turns:
         """The messages as they are; their template is applied where they are tokenised."""
         mode = self.encoding.prompt_mode
         if mode != "chat_multiturn":
@@ -159,7 +168,8 @@ class PolestarLM(LM):
     def record(self) -> dict[str, Any]:
         """Model, prompts, method with every setting of each length decoded, machine, and what the answers cost.
 
-        TPF and TPS are sums over answers, divided, in the three forms of COUNTS.
+        TPF and TPS are sums over answers, divided, in the three forms of COUNTS. Compiling is left out of the seconds, but the
+        first run of each program is in them, and a batch's answers share them: for the clock, ``polestar eval`` and ``bench``.
         """
         import jax
 

@@ -38,15 +38,17 @@ def plan(kwargs: Mapping[str, Any], *, gen_length: int | None, block_length: int
     Args:
       kwargs: until, max_gen_toks, do_sample, temperature, top_p and top_k, each optional. Without do_sample a temperature above 0
         samples; do_sample alone samples at 1.
-      gen_length, block_length: of the model, None where not given. max_gen_toks is rounded up to whole blocks; a ``gen_length`` below
-        that holds.
+      gen_length, block_length: of the model, None where not given. max_gen_toks is rounded up to whole blocks; a
+        ``gen_length`` below that holds.
 
     Raises:
       InputError: an argument that is not known, or a value that is not accepted.
     """
     unknown = sorted(set(kwargs) - set(_KEYS))
     if unknown:
-        raise InputError(f"gen_kwargs {unknown[0]}={kwargs[unknown[0]]!r} is not accepted; accepted: {', '.join(_KEYS)}")
+        raise InputError(
+            f"gen_kwargs {unknown[0]}={kwargs[unknown[0]]!r} is not accepted; accepted: {', '.join(_KEYS)}"
+        )
     given = {name: value for name, value in kwargs.items() if value is not None}
     until = given.get("until", ())
     until = [until] if isinstance(until, str) else until
@@ -84,13 +86,7 @@ class Encoding:
         """Prompt ids, each checked with room for ``gen_length`` positions; InputError names the place of one that is refused."""
         items, ends = [], []
         for place, context in enumerate(contexts):
-            prompt, end = context, ""
-            if self.prompt_mode == "chat_multiturn":
-                if not isinstance(context, Turns):
-                    raise InputError("prompt_mode chat_multiturn needs apply_chat_template, which lm-eval was not told")
-                prompt = json.loads(context)
-                if prompt[-1]["role"] == "assistant":  # the beginning of the answer, given by the task
-                    end = prompt.pop()["content"]
+            prompt, end = self._parted(context)
             items.append(Item(id=f"{place + 1} of {len(contexts)}", prompt=prompt, target=None))
             ends.append(self._plain(end))
         found = prompt_ids(items, self.prompt_mode, self.tokenizer, self.spec, gen_length)
@@ -104,10 +100,10 @@ class Encoding:
 
         Raw, they are those of the joined text, parted where those of the context end; blanks at the context's end go with the
         continuation, and an empty context is the start token (or the end of text, which stands before a text in training). In a
-        chat the continuation is the answer, without blanks before it.
+        chat they are what the template makes of the continuation as the answer, its end apart, without blanks before it.
         """
         if self.prompt_mode.startswith("chat"):
-            return self.prompts([context], 0)[0], self._plain(continuation.lstrip())
+            return self._chat_pair(context, continuation)
         stem = context.rstrip()
         continuation = context[len(stem) :] + continuation
         if not stem:
@@ -124,6 +120,31 @@ class Encoding:
             return cut(self.tokenizer.text(tokens), stop)
         text = cut(self.tokenizer.decode(tokens, skip_special=False), stop)
         return self.tokenizer.decode(self.tokenizer.hf.encode(text, add_special_tokens=False))
+
+    def _parted(self, context: str) -> tuple[str | list[dict[str, str]], str]:
+        """A context as a prompt, and the beginning of the answer where the task gives one."""
+        if self.prompt_mode != "chat_multiturn":
+            return context, ""
+        if not isinstance(context, Turns):
+            raise InputError("prompt_mode chat_multiturn needs apply_chat_template, which lm-eval was not told")
+        turns = json.loads(context)
+        return (turns[:-1], turns[-1]["content"]) if turns[-1]["role"] == "assistant" else (turns, "")
+
+    def _chat_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        prompt = self.prompts([context], 0)[0]
+        turns, end = self._parted(context)
+        if end:
+            return prompt, self._plain(continuation)
+        answer = continuation.lstrip()
+        turns = [{"role": "user", "content": turns}] if isinstance(turns, str) else turns
+        ids = self.tokenizer.encode_chat(
+            [*turns, {"role": "assistant", "content": answer}], add_generation_prompt=False
+        )
+        if ids[: len(prompt)] != prompt:  # a template that opens the answer otherwise than it writes one
+            return prompt, self._plain(answer)
+        ids = ids[len(prompt) :]
+        stop = next((place for place, token in enumerate(ids) if token in self.spec.stop_ids), len(ids))
+        return prompt, ids[:stop]
 
     def _plain(self, text: str) -> list[int]:
         """Ids of a text that goes on where others end."""

@@ -1,7 +1,7 @@
 """How likely a masked diffusion model finds an answer: LLaDA's Monte-Carlo estimate (arXiv 2502.09992, appendix).
 
-A masked model gives no probability of a text, but a bound on its logarithm: mask l of the answer's L tokens, l uniform in 1..L and
-the positions uniform among those of that number, and take
+A masked model gives no probability of a text, but a bound on its logarithm: mask l of the answer's L tokens, l uniform in 1..L
+and the positions uniform among those of that number, and take
 
     (L / l) * sum of log p(token | all that is not masked) over the masked positions
 
@@ -122,7 +122,9 @@ def _check(model: Denoiser, prompt: Sequence[int], answer: Sequence[int]) -> Non
         raise InputError(f"the answer contains the mask token {model.spec.mask_id}; answers must be decided")
 
 
-def _inputs(model: Denoiser, prompt: Sequence[int], answers: np.ndarray) -> tuple[Any, Any, np.ndarray, int, np.ndarray]:
+def _inputs(
+    model: Denoiser, prompt: Sequence[int], answers: np.ndarray
+) -> tuple[Any, Any, np.ndarray, int, np.ndarray]:
     """What the compiled functions take for answers [b, L]: structure, weights, canvas [b, n], its length, rows [R].
 
     Canvas and rows have a few sizes only; each is a program.
@@ -145,11 +147,10 @@ def _padded(target: np.ndarray) -> np.ndarray:
     return np.pad(target, (0, _power(len(target)) - len(target)))
 
 
-def _rows(graph: nnx.GraphDef, weights: Any, canvas: jax.Array, length: jax.Array, rows: jax.Array) -> tuple[Any, jax.Array]:
-    """(model, last-layer rows [b, R, d])."""
-    model = nnx.merge(graph, weights)
+def _rows(model: Denoiser, canvas: jax.Array, length: jax.Array, rows: jax.Array) -> jax.Array:
+    """Last-layer rows [b, R, d]."""
     positions = jnp.broadcast_to(jnp.arange(canvas.shape[1]), canvas.shape)
-    return model, jnp.take(model(canvas, positions, positions < length), rows, axis=1)
+    return jnp.take(model(canvas, positions, positions < length), rows, axis=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -157,9 +158,9 @@ def _log_probabilities(
     graph: nnx.GraphDef, weights: Any, canvas: jax.Array, length: jax.Array, rows: jax.Array, target: jax.Array
 ) -> jax.Array:
     """Log probability [b, R] of target [R] by the rows."""
-    with engine.precision(jax.tree.leaves(weights)[0].dtype):
-        model, x = _rows(graph, weights, canvas, length, rows)
-        logits = model.logits(x)
+    model = nnx.merge(graph, weights)
+    with engine.precision(model.dtype):
+        logits = model.logits(_rows(model, canvas, length, rows))
     chosen = jnp.take_along_axis(logits, jnp.broadcast_to(target[:, None], (*logits.shape[:2], 1)), axis=-1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
@@ -169,7 +170,7 @@ def _best(
     graph: nnx.GraphDef, weights: Any, canvas: jax.Array, length: jax.Array, rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The most probable token but the mask, and its probability, of each row, each [b, R]."""
-    with engine.precision(jax.tree.leaves(weights)[0].dtype):
-        model, x = _rows(graph, weights, canvas, length, rows)
-        scores = model.scores(x, (model.spec.mask_id,))
+    model = nnx.merge(graph, weights)
+    with engine.precision(model.dtype):
+        scores = model.scores(_rows(model, canvas, length, rows), (model.spec.mask_id,))
     return scores.token, scores.confidence

@@ -1,4 +1,4 @@
-"""Tasks in the manner of ParallelBench (arXiv 2510.04767): short questions that differ in how far they can be answered in parallel.
+"""Tasks in the manner of ParallelBench (arXiv 2510.04767): short questions that differ in how parallel an answer can be.
 
 Prompts, data and scores are this project's own: a seeded generator, and rules that accept every right answer where there are
 several. Ten tasks change a waiting line, two complete a square of four by four, three put words into a sentence. Answers are
@@ -12,8 +12,8 @@ those with several right answers, whose items must agree on one (shuffle, change
 sudoku, which has one answer, but whose cells follow from each other. So the figures stand beside each other, not beside
 the paper's.
 
-What is not scored: the grammar and sense of sentences. A sentence is right if it is one sentence and has all words; "bread, knife,
-soup." is right.
+What is not scored: the grammar and sense of sentences. A sentence is right if it is one sentence and has all words; "bread,
+knife, soup." is right.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ from polestar_jax.errors import InputError
 from polestar_jax.eval import parallelbench_grids as grids
 from polestar_jax.eval import parallelbench_lines as lines
 from polestar_jax.eval import parallelbench_words as words
+from polestar_jax.eval.localdata import check_options, whole_number
 from polestar_jax.eval.parallelbench_draws import Draws
 from polestar_jax.eval.task import Item, Task
-from polestar_jax.settings import Setting, checked
 
 VERSION = "1"
-OPTIONS = {
-    "count": Setting(type=int, default=100, low=1, high=500, help="items of each task; fewer are the first of more"),
-    "items_seed": Setting(type=int, default=0, low=0, help="what the items are drawn from"),
-}
+COUNT, MOST, SEED = 100, 500, 0
 EASY, HARD = "easy", "hard"
 _LINES = {f"waiting_line_{change}": change for change in lines.CHANGES}
 _GRIDS = tuple(grids.SYMBOLS)
@@ -50,7 +47,7 @@ def split(name: str) -> str:
     return EASY if _LINES.get(name) in _EASY_CHANGES else HARD
 
 
-def make_items(name: str, *, count: int = 100, seed: int = 0) -> list[Item]:
+def make_items(name: str, *, count: int = COUNT, seed: int = SEED) -> list[Item]:
     """The first ``count`` items of a task: ids from 1, prompts all different; fewer are a beginning of more."""
     example = lines.example(_LINES[name], Draws(seed, f"{name}/example")) if name in _LINES else ""
     draws = Draws(seed, name)
@@ -81,13 +78,24 @@ def canonical(item: Item) -> str:
 
 
 def _items(task: str, names: Sequence[str], file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
-    """Items of the tasks ``names``, one task after the other; of several, an item's subset is its task."""
+    """Items of the tasks ``names``, one task after the other; of several, an item's subset is its task.
+
+    Args:
+      task: what to call it in messages.
+      names: of the single tasks.
+      file: None.
+      options: ``count``, items of each task (100); ``seed``, what they are drawn from (0).
+    """
     if file is not None:
         raise InputError(f"task {task} takes no --data: it makes its items itself")
-    values = checked(OPTIONS, {name: options[name] for name in OPTIONS if name in options}, task)
+    check_options(options, ("count", "seed"), task=task)
+    count = whole_number(options, "count", default=COUNT, high=MOST)
+    if not count:
+        raise InputError(f"count=0 is not accepted: a whole number in 1..{MOST}")
+    seed = whole_number(options, "seed", default=SEED, high=2**32 - 1)
     found = []
     for name in names:
-        items = make_items(name, count=values["count"], seed=values["items_seed"])
+        items = make_items(name, count=count, seed=seed)
         found += [dataclasses.replace(item, subset=name) for item in items] if len(names) > 1 else items
     return found
 
@@ -95,7 +103,7 @@ def _items(task: str, names: Sequence[str], file: pathlib.Path | None, options: 
 def _task(name: str, summary: str, names: Sequence[str], shots: int) -> Task:
     return Task(
         name=name, summary=summary, version=VERSION, items=functools.partial(_items, name, tuple(names)), score=score,
-        stop=("\n\nLine:",) if shots else (), gen_length=32, block_length=8, shots=shots, options=OPTIONS, canonical=canonical,
+        stop=("\n\nLine:",) if shots else (), gen_length=32, block_length=8, shots=shots, canonical=canonical,
     )  # fmt: skip
 
 

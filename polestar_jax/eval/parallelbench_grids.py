@@ -1,4 +1,4 @@
-"""Squares of four rows and columns with a few cells given: latin squares, which have several completions, and sudokus with one."""
+"""Squares of four rows and columns, some cells given: latin squares, which have several completions, and sudokus with one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def read_square(text: str, symbols: str) -> str | None:
     stacks = _stacks([row for row in rows if row], is_row)
     squares_ = ["".join(stack) for stack in stacks if len(stack) == SIZE]
     run = rf"(?<![^\W_])[{symbols}](?:[\W_]*[{symbols}])*(?![^\W_])"
-    squares_ = squares_ or [c for c in (re.sub(r"[\W_]", "", m.group()) for m in re.finditer(run, text)) if len(c) == CELLS]
+    squares_ = squares_ or [
+        c for c in (re.sub(r"[\W_]", "", m.group()) for m in re.finditer(run, text)) if len(c) == CELLS
+    ]
     return squares_[-1] if squares_ else None
 
 

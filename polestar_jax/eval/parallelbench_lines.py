@@ -54,7 +54,9 @@ def _replaced(line: Sequence[str], place: int, new: str) -> list[str]:
 
 CHANGES = {
     "copy": Change("none; write the line as it is", lambda line, place, new, draws: list(line)),
-    "reverse": Change("all turn round, so that the last person is now the first", lambda line, place, new, draws: line[::-1]),
+    "reverse": Change(
+        "all turn round, so that the last person is now the first", lambda line, place, new, draws: line[::-1]
+    ),
     "sort": Change("all stand in alphabetical order", lambda line, place, new, draws: sorted(line)),
     "shuffle": Change(
         "the same people stand in another order, whichever you like",
@@ -135,7 +137,7 @@ _KNOWN = frozenset(name.casefold() for name in NAMES)
 _NUMBERING = re.compile(r"(?:^|(?<=\s))(?:\d+[.)]|[-*•])\s+", re.MULTILINE)
 _BORDER = re.compile(r"[.:!?()\[\]{}]")
 _SEPARATOR = re.compile(r"(?:[,;/|>→]|->|\band\b)+", re.IGNORECASE)
-_WRAPPING = " \t\"'`*_“”‘’«»-"
+_WRAPPING = " \t\"'`*_-\u201c\u201d\u2018\u2019\u00ab\u00bb"  # quotes, straight and curly, and marks of Markdown
 
 
 def read_line(text: str) -> list[str]:

@@ -23,6 +23,8 @@ SCENES = (
     "gardener rose spade seed soil watering bee tulip",
     "painter canvas brush gallery portrait colour frame museum",
 )
+# Quotes, straight and curly, brackets and marks of Markdown around a sentence; what ends one.
+_OPENING, _CLOSING, _ENDS = "\"'\u201c\u2018\u00ab*_`( \n", "\"'\u201d\u2019\u00bb*_`) ", ".!?\u2026"
 # How many words of how many scenes.
 LEVELS = {"easy": (3, 1), "medium": (4, 2), "hard": (5, 5)}
 
@@ -56,7 +58,6 @@ def one_sentence(text: str) -> bool:
 
     A blank line ends a sentence too. Whether it is a grammatical one is not looked at.
     """
-    closing = "\"'”’»*_`) "
-    inner = re.sub(rf"[{closing}]*$", "", text.strip()).lstrip("\"'“‘«*_`( \n")
-    ends = re.findall(rf"[.!?…]+(?=[{closing}]*(?:\s|$))", inner)
-    return len(ends) == 1 and inner[-1] in ".!?…" and not re.search(r"\n\s*\n", inner)
+    inner = re.sub(rf"[{_CLOSING}]*$", "", text.strip()).lstrip(_OPENING)
+    ends = re.findall(rf"[{_ENDS}]+(?=[{_CLOSING}]*(?:\s|$))", inner)
+    return len(ends) == 1 and inner[-1] in _ENDS and not re.search(r"\n\s*\n", inner)

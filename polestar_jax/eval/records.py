@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Answers:
 
     Attributes:
       record: what they were made with, those of earlier starts included.
-      lines: all of them, as read and appended.
+      lines: all of them, as read and appended; ``tokens`` as an array, for a long evaluation has millions of them.
     """
 
     def __init__(self, path: Path, record: Record, lines: list[Line]):
@@ -68,7 +69,7 @@ class Answers:
         self._file.write(b"".join(map(_encoded, batch)))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.lines.extend(batch)
+        self.lines.extend(line | {"tokens": array("i", line["tokens"])} for line in batch)
 
     def close(self) -> None:
         self._file.close()
@@ -208,7 +209,8 @@ def _line(text: bytes, where: str, record: Record) -> Line:
         line = json.loads(text)
         good = set(FIELDS) <= set(line) and line["run"] in record.runs and isinstance(line["timed"], bool)
         good = good and 0 <= line["place"] - line["batch"][0] < line["batch"][1]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        line["tokens"] = array("i", line["tokens"])
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         good = False
     if not good:
         raise InputError(f"{where} is no answer of this evaluation; remove the line to have its batch decoded again")
@@ -216,7 +218,7 @@ def _line(text: bytes, where: str, record: Record) -> Line:
 
 
 def _encoded(line: Line) -> bytes:
-    return json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return json.dumps(line, ensure_ascii=False, allow_nan=False, default=list).encode() + b"\n"
 
 
 def _is_evaluation(directory: Path) -> bool:

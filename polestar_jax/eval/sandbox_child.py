@@ -137,6 +137,8 @@ def _guard(directory: str):
             raise PermissionError(f"not in the sandbox: {event}")
         if event == "open" and isinstance(args[2], int) and args[2] & _WRITING and outside(args[0]):
             raise PermissionError(f"not in the sandbox: writing {args[0]}")
+        if event == "open" and str(args[0]).startswith("/proc/") and str(args[0]).endswith(("/environ", "/mem")):
+            raise PermissionError(f"not in the sandbox: reading {args[0]}")
         if event in _CHANGES:
             for path in args[: 2 if event in ("os.link", "os.rename", "shutil.move") else 1]:
                 if outside(path):

@@ -8,14 +8,17 @@ import dataclasses
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _BUILTINS = frozenset(dir(builtins))
 # How a statement's first line may begin; everything else is prose, and not worth a parse.
 _FIRST_LINE = re.compile(r"(@|(async|def|class|import|from|if|for|while|with|try)\b|[A-Za-z_][\w.]*\s*([-+*/%&|^@:]?=|[(\[.:,]))")
 _CONTINUES = re.compile(r"(elif|else|except|finally)\b|[)\]}]")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-_MOST_LINES = 400  # looked at in search of a statement's end
+# Bounds on the search, in lines: for a bracket or string that is open to close, and of all that is parsed in it. A model that
+# repeats itself writes a thousand open brackets.
+_MOST_OPEN, _MOST_PARSED = 120, 50_000
+_OPEN = ("was never closed", "unterminated triple-quoted", "unexpected EOF")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -59,14 +62,46 @@ class Statement:
         return {node.id for node in self._all(ast.Name) if not isinstance(node.ctx, ast.Load)}
 
 
-def parse(source: str) -> ast.Module | None:
-    """The tree of a source, None where it is no Python."""
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Why a source is no Python: the line (from 1; 0: unknown), and whether something was open there to the end."""
+
+    line: int = 0
+    is_open: bool = False
+
+
+def parsed(source: str) -> ast.Module | Fault:
+    """The tree of a source, or what is wrong with it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in what a model wrote
             return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes, lone surrogates, a thousand brackets
-        return None
+    except SyntaxError as error:
+        return Fault(error.lineno or 0, any(text in error.msg for text in _OPEN))
+    except (ValueError, RecursionError, MemoryError):  # null bytes, lone surrogates, a thousand brackets
+        return Fault()
+
+
+def parse(source: str) -> ast.Module | None:
+    """The tree of a source, None where it is no Python."""
+    tree = parsed(source)
+    return tree if isinstance(tree, ast.Module) else None
+
+
+def longest(lines: Sequence[str], *, after: str = "") -> int:
+    """How many of the lines, from the first, make Python after some other; 0: not even one does.
+
+    Args:
+      lines: tried from all downward, past everything from a fault on.
+      after: Python that comes first; its last line is complete.
+    """
+    before, end = after.count("\n"), len(lines)
+    while end > 0:
+        fault = parsed(after + "\n".join(lines[:end]) + "\n")
+        if isinstance(fault, ast.Module):
+            return end
+        end = min(end - 1, fault.line - 1 - before) if fault.line else end - 1
+    return 0
 
 
 def statements(source: str) -> list[Statement]:
@@ -78,9 +113,12 @@ def statements(source: str) -> list[Statement]:
     tree = parse(source)
     if tree is not None:
         return _of(tree, source)
-    lines, found, start = source.split("\n"), [], 0
-    while start < len(lines):
-        end, part = _first(lines, start) if _FIRST_LINE.match(lines[start]) else (start + 1, "")
+    lines, found, start, spent = source.split("\n"), [], 0, 0
+    while start < len(lines) and spent < _MOST_PARSED:
+        end, part = start + 1, ""
+        if _FIRST_LINE.match(lines[start]):
+            end, part, used = _first(lines, start)
+            spent += used
         if part:
             found += _of(ast.parse(part), part)
         start = end
@@ -138,19 +176,24 @@ def _of(tree: ast.Module, source: str) -> list[Statement]:
     return result
 
 
-def _first(lines: list[str], start: int) -> tuple[int, str]:
-    """(line after it, text) of the statement that begins at a line; the text is empty where none does."""
-    last = min(len(lines), start + _MOST_LINES)
-    ends = [at for at in range(start + 1, last) if lines[at][:1].strip() and not _CONTINUES.match(lines[at])] + [last]
+def _first(lines: list[str], start: int) -> tuple[int, str, int]:
+    """(line after it, text, lines parsed) of the statement that begins at a line; the text is empty where none does."""
+    ends = [at for at in range(start + 1, len(lines)) if lines[at][:1].strip() and not _CONTINUES.match(lines[at])]
+    ends.append(len(lines))
+    spent = 0
     for end in ends:
         text = "\n".join(lines[start:end])
-        if parse(text) is not None:
-            return end, text
-    for end in range(ends[0] - 1, start + 1, -1):
-        text = "\n".join(lines[start:end])
-        if parse(text) is not None:
-            return ends[0], text
-    return start + 1, ""
+        spent += end - start
+        fault = parsed(text)
+        if isinstance(fault, ast.Module):
+            return end, text, spent
+        if not fault.is_open and fault.line < end - start or end - start > _MOST_OPEN:
+            break  # no further line makes that good
+    count = longest(lines[start : ends[0]])
+    spent += ends[0] - start
+    if count > 1:
+        return ends[0], "\n".join(lines[start : start + count]), spent
+    return start + 1, "", spent
 
 
 def _nothing(node: ast.stmt) -> bool:

@@ -48,8 +48,8 @@ def summarise(record: Record, lines: Sequence[Line]) -> Summary:
         )
     return {
         "complete": all(run["complete"] for run in runs),
-        "tokens_counted": "tpf and tps non_eos: generated tokens that are neither end of text nor end of turn, all passes "
-        "decoded to full length; sums over items, then divided",
+        "tokens_counted": "non_eos: generated tokens that are neither end of text nor end of turn; pre_eos: those before the "
+        "first of these; all: every position; sums over items, then divided",
         "about": about,
         "notes": record.notes,
         "runs": runs,

@@ -108,11 +108,13 @@ def _made_with(summary: dict[str, Any]) -> str:
     task, machine = about["task"], about["machine"]
     device = machine.get("cpu") or machine["device"]
     blocks = sorted({run["block_length"] for run in summary["runs"]})
+    early = [run["run"] for run in summary["runs"] if run["eos_rule"]["stop_at_eos"]]
+    length = f"Decoding stops at an end of text in {', '.join(early)}" if early else "Full-length decoding"
     text = (
         f"Task {task['name']} version {task['version']}, {task['items']} items, {task['shots']} shots, prompt mode "
         f"{about['prompt_mode']}; blocks of {', '.join(map(str, blocks))}; {about['dtype']}, batch {about['batch_size']}; "
         f"{device}, {notes.get('cores', '?')} cores; polestar-jax {about['versions'].get('polestar-jax', '?')}, jax "
-        f"{about['versions'].get('jax', '?')}. Full-length decoding; text by {about['post_processing']}. TPF and TPS count "
+        f"{about['versions'].get('jax', '?')}. {length}; text by {about['post_processing']}. TPF and TPS count "
         "non-EOS tokens unless named; TPS is of answers decoded one at a time, compiling and warm-up left out."
     )
     timed = [run for run in summary["runs"] if run["timed"]["items"]]

@@ -35,7 +35,8 @@ class Task:
       name: as ``polestar eval --task`` takes it.
       summary: one line.
       version: of the items and the score; part of every record.
-      items: (file, options) -> items; ``file`` is ``--data``, or None where the task makes its items itself.
+      items: (file, options) -> items; ``file`` is ``--data``, or None where the task makes its items itself; ``options`` are
+        those of ``--option KEY=VALUE``, and ``allow_code_execution`` (True) where scoring runs code and that was allowed.
       score: (item, text) -> metrics by name, each in [0, 1]; the first is the main one. ``text`` has been cut at the first end
         of text and at the first of ``stop``.
       needs_data: whether ``--data`` must be given.
@@ -43,7 +44,8 @@ class Task:
       gen_length, block_length: what the paper decodes it with.
       shots: examples in the prompt, for the record.
       runs_code: whether scoring executes what a model wrote.
-      options: what ``--option KEY=VALUE`` may choose, by name; ``items`` gets all of them, and "prompt_mode".
+      options: the options by name, checked and filled up before ``items`` gets them; None: ``items`` gets texts, and refuses
+        those that it does not know.
       canonical: item -> a text that must score 1; an evaluation tries some before it decodes anything. None: not known.
     """
 
@@ -58,7 +60,7 @@ class Task:
     block_length: int = 32
     shots: int = 0
     runs_code: bool = False
-    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Setting] | None = None
     canonical: Callable[[Item], str] | None = None
 
 

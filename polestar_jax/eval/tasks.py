@@ -52,6 +52,7 @@ def tiny() -> Task:
         score=lambda item, text: {"accuracy": float(score(Example(item.subset, item.prompt, item.target), text))},
         gen_length=64,
         block_length=16,
+        options={},
         canonical=lambda item: item.target,
     )
 

@@ -154,9 +154,11 @@ def plain(model, prompt, settings):
     return run
 
 
-def decoded(model, decoder, prompts=PROMPTS):
-    decoder = decoder.replace(trace=Trace("tokens", "committed"))
-    return generate(model, None, prompts, decoder, batch_size=len(prompts))
+def decoded(model, decoder):
+    """All prompts together, in float32, and what was committed pass by pass."""
+    decoder = decoder.replace(trace=Trace("tokens"))
+    state = engine.decode(model, decoder, engine.init_state(model, decoder, PROMPTS))
+    return state, [np.asarray(state.trace["tokens"])[:nfe, i] for i, nfe in enumerate(state.nfe.tolist())]
 
 
 def check(spec, seeds, **settings):
@@ -165,14 +167,20 @@ def check(spec, seeds, **settings):
     runs = []
     for seed in seeds:
         model = model_of(spec, seed)
-        runs += [plain(model, prompt, settings) for prompt in PROMPTS]
-        for run, answer in zip(runs[-len(PROMPTS) :], decoded(model, decoders.d2_cache(**settings)), strict=True):
-            np.testing.assert_array_equal(answer.trace["tokens"], run.history)
-            assert (answer.stats.nfe, answer.stats.full_forwards, answer.stats.rows) == (run.nfe, 1, run.rows)
+        state, histories = decoded(model, decoders.d2_cache(**settings))
+        assert state.full_forwards.tolist() == [1] * len(PROMPTS)
+        for i, prompt in enumerate(PROMPTS):
+            run = plain(model, prompt, settings)
+            np.testing.assert_array_equal(histories[i], run.history)
+            assert (state.nfe[i], state.rows[i], state.cache.dropped[i]) == (run.nfe, run.rows, run.dropped)
+            np.testing.assert_allclose(state.cache.influence[i, state.pad[i] :], run.influence, atol=1e-4)
+            confidence = [run.confidence[j] for j in range(G)]
+            np.testing.assert_allclose(state.cache.confidence[i], confidence, atol=1e-4)
+            runs.append(run)
     return runs
 
 
-@SPECS
+@pytest.mark.parametrize("spec", [pytest.param(SPEC, marks=pytest.mark.slow), DREAM], ids=["llada", "dream"])
 def test_equals_a_plain_loop(spec):
     runs = check(spec, (1, 2, 3), threshold=0.15)
     assert any(run.nfe < G - 1 for run in runs) and len({run.nfe for run in runs}) > 1
@@ -211,9 +219,9 @@ def test_p06_computing_every_row_is_the_rule_without_a_cache(spec):
     model, decoder = model_of(spec), decoders.d2_cache(**SETTINGS, threshold=0.15)
     want = decoded(model, decoder.replace(cache=cache.NoCache()))
     for policy in (Anew(), cache.D2Cache(candidates=G, influential=1.0)):
-        for answer, plain_ in zip(decoded(model, decoder.replace(cache=policy)), want, strict=True):
-            np.testing.assert_array_equal(answer.trace["tokens"], plain_.trace["tokens"])
-            assert (answer.stats.nfe, answer.stats.rows) == (plain_.stats.nfe, plain_.stats.rows)
+        state, histories = decoded(model, decoder.replace(cache=policy))
+        jax.tree.map(np.testing.assert_array_equal, histories, want[1])
+        np.testing.assert_array_equal(state.rows, want[0].rows)
 
 
 @pytest.mark.slow
@@ -267,6 +275,22 @@ def test_the_rollout_of_the_computed_rows_is_that_of_all():
     np.testing.assert_allclose(got.sum(axis=1), valid.sum(axis=1), rtol=1e-5)
 
 
+@SPECS
+def test_the_first_pass_is_influenced_by_no_padding(spec):
+    """Whatever the padding columns hold, influence and confidence are those of each prompt alone."""
+    model, decoder = model_of(spec), decoders.d2_cache(**SETTINGS)
+    state = engine.init_state(model, decoder, PROMPTS)
+    noise = np.random.default_rng(5).integers(0, 27, state.tokens.shape)
+    state = state.replace(tokens=jnp.where(state.positions < 0, jnp.asarray(noise, jnp.int32), state.tokens))
+    result = jax.jit(lambda state: decoder.cache.forward(model, decoder.wanted, state, "entry"))(state)
+    for i, prompt in enumerate(PROMPTS):
+        run = D2(model, prompt, SETTINGS)
+        run.forward(list(range(len(run.tokens))))
+        want = np.concatenate([np.zeros(int(state.pad[i])), run.influence])
+        np.testing.assert_allclose(result.cache.influence[i], want, atol=1e-4)
+        assert result.computed[i] == len(run.tokens)
+
+
 def begun(spec, guided=False, **settings):
     """The policy, and a state of two sequences in their second pass in which a few tokens have been decided."""
     decoder = decoders.d2_cache(**SETTINGS | settings)
@@ -282,9 +306,8 @@ def begun(spec, guided=False, **settings):
     return decoder.cache, state.replace(tokens=tokens, cache=own, nfe=state.nfe + 1)
 
 
-@SPECS
-def test_the_least_of_the_influential_is_one_and_gaps_are_filled(spec):
-    wanted = Wanted(G, Needs())
+def test_the_least_of_the_influential_is_one_and_gaps_are_filled():
+    spec, wanted = DREAM, Wanted(G, Needs())
     for share, gaps in ((0.0, 0), (0.0, 3), (0.3, 0)):
         policy, state = begun(spec, influential=share, inflation=gaps)
         rows, dropped = policy.chosen(wanted, state, spec)

@@ -151,7 +151,7 @@ def check(spec, seeds, **settings):
     return runs
 
 
-@SPECS
+@pytest.mark.parametrize("spec", [pytest.param(SPEC, marks=pytest.mark.slow), DEEP], ids=["llada", "dream"])
 def test_equals_a_plain_loop(spec):
     runs = check(spec, (1, 2, 3))
     for seed in range(3):

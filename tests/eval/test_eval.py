@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import shutil
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_lines_agree_with_generate(tiny, tmp_path):
     )
     plain = [each for each in lines if not each["timed"]]
     for item, answer, each in zip(ITEMS, alone, plain, strict=True):
-        assert each["id"] == item.id and each["tokens"] == answer.tokens and each["text"] == answer.text
+        assert each["id"] == item.id and list(each["tokens"]) == answer.tokens and each["text"] == answer.text
         assert each["nfe"] == answer.stats.nfe and each["tokens_non_eos"] == answer.stats.tokens_non_eos
         assert each["metrics"]["exact"] == float(answer.text.strip() == item.target)
         assert set(each) == set(records.FIELDS)
@@ -375,7 +376,7 @@ def refused(capsys, tmp_path, *argv: str) -> str:
         (("--task", "tiny", "--methods", "nosuch"), "unknown method 'nosuch'"),
         (("--task", "tiny", "--methods", "parallel", "--sweep", "alpha=1"), "no setting 'alpha'"),
         (("--task", "tiny", "--data", "nosuch.jsonl"), "--data"),
-        (("--task", "tiny", "--option", "a=1"), "has no option 'a'"),
+        (("--task", "tiny", "--option", "a=1"), "no option a"),
         (("--task", "tiny", "--option", "a"), "KEY=VALUE"),
         (("--task", "tiny", "--limit", "0"), "--limit 0"),
         (("--task", "tiny", "--batch-size", "0"), "--batch-size 0"),
@@ -436,6 +437,11 @@ def test_command_writes_and_prints_and_tabulates_again(copying, capsys, tmp_path
     (out / "summary.md").unlink()
     assert main(["eval", "--from", str(out)]) == 0
     assert capsys.readouterr().out == text == (out / "summary.md").read_text()
+    shutil.copytree(out, tmp_path / "twin")
+    assert main(["eval", "--from", str(out), str(tmp_path / "twin"), "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().out.count("### copying") == 4, "the costs and the subsets of each"
+    assert len(json.loads((tmp_path / "both/summary.json").read_text())["evaluations"]) == 2
+    assert "of its own" in refused(capsys, tmp_path, "--from", str(out), "--out", str(tmp_path / "twin"))
     assert "prompt mode" in refused(capsys, tmp_path, *argv[1:], "--prompt-mode", "raw").replace("_", " ")
 
 

@@ -66,11 +66,11 @@ class Joint(nnx.Module):
 
 
 @pytest.mark.parametrize("spec", [SPEC, DREAM], ids=["llada", "dream"])
-@pytest.mark.parametrize("length", [1, 3, 5])
+@pytest.mark.parametrize("length", [1, 3, 4])
 def test_with_all_patterns_the_estimate_is_the_expectation(spec, length):
     model = lively_model(spec)
-    answer = [5, 11, 2, 8, 20][:length]
-    found = log_likelihood(model, PROMPT, answer, n_samples=31, batch_size=4)
+    answer = [5, 11, 2, 8][:length]
+    found = log_likelihood(model, PROMPT, answer, n_samples=15, batch_size=4)
     assert found == pytest.approx(reference(model, PROMPT, answer), rel=1e-5)
 
 

@@ -42,7 +42,8 @@ def timeless(value):
 @pytest.fixture(scope="module")
 def work():
     model, tokenizer = load("tiny", dtype="float32")
-    runs = sweep.runs("parallel", sweeps=["threshold=0.5,0.9"], gen_length=8, block_default=4)
+    # The default threshold under two keys: two runs, and one program to compile.
+    runs = sweep.runs("parallel,parallel[threshold=0.9]", gen_length=8, block_default=4)
     return run.Evaluation(
         model=model, tokenizer=tokenizer, task=TASK, items=ITEMS, batch_size=2, timed=[0, 1],
         prompts=prompts.prompt_ids(ITEMS, "chat_single_user", tokenizer, model.spec, 8), runs=runs,
@@ -145,10 +146,10 @@ def test_a_finished_evaluation_decodes_nothing_and_takes_more_runs(work, record,
     before = (tmp_path / records.ANSWERS).read_bytes()
     assert timeless(evaluate(tmp_path, work, record)) == timeless(unbroken[1])
     assert calls == [] and (tmp_path / records.ANSWERS).read_bytes() == before
-    more = dataclasses.replace(work, runs=sweep.runs("parallel", gen_length=8, block_default=4), timed=())
-    own = {"parallel": about.run_record("parallel", more.runs["parallel"])}
+    more = dataclasses.replace(work, runs=sweep.runs("parallel[eos=allow]", gen_length=8, block_default=4), timed=())
+    own = {key: about.run_record(key, decoder) for key, decoder in more.runs.items()}
     found = evaluate(tmp_path, more, dataclasses.replace(record, runs=own))
-    assert [r["run"] for r in found["runs"]] == ["parallel[threshold=0.5]", "parallel[threshold=0.9]", "parallel"]
+    assert [r["run"] for r in found["runs"]] == ["parallel", "parallel[threshold=0.9]", "parallel[eos=allow]"]
     assert timeless(found["runs"][:2]) == timeless(unbroken[1]["runs"]) and found["runs"][2]["complete"]
 
 
@@ -174,9 +175,9 @@ def changed(record: records.Record, path: str, value) -> records.Record:
         ("about/versions/polestar-jax", "1", 'versions.polestar-jax was "0" and is "1"'),
         ("about/dtype", "bfloat16", "dtype was"),
         (
-            "runs/parallel[threshold=0.5]/settings/threshold",
+            "runs/parallel[threshold=0.9]/settings/threshold",
             0.6,
-            "run parallel[threshold=0.5] made otherwise: settings.threshold",
+            "run parallel[threshold=0.9] made otherwise: settings.threshold",
         ),
     ],
 )
@@ -199,7 +200,7 @@ def test_damage_is_named(record, unbroken, tmp_path):
             ([b"\0\0\0", *lines], "answers.jsonl line 1"),
             ([*lines[:2], *lines[:2], *lines[2:]], "twice"),
             (
-                [lines[0].replace(b"threshold=0.5", b"threshold=0.6"), *lines[1:]],
+                [lines[-2].replace(b"threshold=0.9", b"threshold=0.6"), *lines[1:]],
                 "line 1 is no answer of this evaluation",
             ),
         ]
@@ -247,9 +248,8 @@ def test_killed_at_ten_random_moments(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
-        process.wait()
+        assert process.wait() in (0, -signal.SIGKILL), process.stderr.read()
         sizes.append(os.path.getsize(answers))
-        assert process.returncode in (0, -signal.SIGKILL), process.stderr.read()
         if process.returncode == 0:
             break
     assert kills == 10 and len(set(sizes)) > 5, (kills, sizes)

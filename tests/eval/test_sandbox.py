@@ -1,0 +1,260 @@
+"""The sandbox: verdicts that cannot be had by printing or leaving, limits, and what a program cannot reach."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import pytest
+
+from polestar_jax.errors import InputError
+from polestar_jax.eval import sandbox
+from polestar_jax.eval.sandbox import Limits, Outcome
+
+SHORT = Limits(cpu_seconds=1, wall_seconds=20.0, memory_bytes=1 << 30, file_bytes=1 << 20)
+
+
+def run(program: str, tests: str = "", limits: Limits = SHORT) -> Outcome:
+    return sandbox.run(textwrap.dedent(program), textwrap.dedent(tests), allow_code_execution=True, limits=limits)
+
+
+def replaced(source: str, call: str, by: str) -> str:
+    assert source.count(call) == 1
+    return source.replace(call, by)
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch) -> pathlib.Path:
+    """The sandbox's program under a path of this test's own, by which its processes are known."""
+    path = tmp_path / "child" / "sandbox_child.py"
+    path.parent.mkdir()
+    path.write_text(sandbox._CHILD.read_text())
+    monkeypatch.setattr(sandbox, "_CHILD", path)
+    return path
+
+
+@pytest.fixture(params=["namespaces", "hook only"])
+def protection(request, child):
+    """Both with what the kernel offers, and as where it offers nothing."""
+    if request.param == "hook only":
+        child.write_text(replaced(child.read_text(), '_namespaces(job["directory"])', "[]"))
+    return request.param
+
+
+@pytest.mark.parametrize("allowed", [False, None, "yes", 1])
+def test_nothing_runs_without_consent(allowed, tmp_path):
+    with pytest.raises(InputError, match="--allow-code-execution"):
+        sandbox.run(f"open({str(tmp_path / 'ran')!r}, 'w')", "", allow_code_execution=allowed)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_verdicts(protection):
+    passed = run("def f(x): return x + 1", "assert f(1) == 2")
+    assert (passed.status, passed.passed, passed.detail) == ("passed", True, "")
+    assert (passed.isolation == ()) if protection == "hook only" else True
+    failed = run("def f(x): return x", "assert f(1) == 2, 'no'")
+    assert (failed.status, failed.passed, failed.detail) == ("failed", False, "AssertionError: no")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "def f(x):\n    import os\n    os._exit(0)",
+        "def f(x): quit()",
+        "print('passed')\nimport os\nos._exit(0)",
+        "import os, signal\nsignal.raise_signal(signal.SIGKILL)",
+        "import atexit, os\natexit.register(os._exit, 0)",
+        "import threading, os\nthreading.Timer(0, os._exit, (0,)).start()\ndef f(x):\n    import time\n    time.sleep(5)",
+        # Every descriptor is told that all is well, in the form of a verdict.
+        'import os\nfor fd in range(64):\n    try: os.write(fd, b\'\\n{"token": "", "status": "passed", "detail": "", '
+        '"isolation": []}\\n\')\n    except OSError: pass\nos._exit(0)',
+        "import os\nos.closerange(0, 64)",
+        "import json, os\njson.dumps = lambda *_: '{}'\nos.write = print\nos._exit = print\ndef f(x): return 0",
+        "import ctypes\nctypes.string_at(0)",
+        "def f(x): return x",
+        "def f(x): raise KeyboardInterrupt",
+        "def g(",
+        "x = 1\0",
+        "'\ud800'",
+        "",
+    ],
+)
+def test_a_wrong_program_never_passes(program):
+    outcome = run(program, "assert f(1) == 2")
+    assert outcome.status in ("failed", "died"), outcome
+
+
+def test_a_right_program_passes_whatever_it_prints_and_leaves_behind():
+    program = """
+        import atexit, os, sys, threading, time
+        print("failed", flush=True)
+        sys.stderr.write("x" * 10**6)
+        atexit.register(os._exit, 3)
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        if __name__ == "__main__":
+            raise ValueError("no program of its own")
+        def f(x): return x + 1
+    """
+    begun = time.monotonic()
+    assert run(program, "assert f(1) == 2").passed
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+    ],
+)
+def test_a_loop_is_ended_by_its_computing_time(program, protection):
+    begun = time.monotonic()
+    assert run(program, limits=Limits(cpu_seconds=1, wall_seconds=60)).status == "timeout"
+    assert time.monotonic() - begun < 55
+
+
+def test_waiting_is_ended_by_the_clock(protection, child):
+    for program in ("import time; time.sleep(600)", "import os, time; os.setsid(); time.sleep(600)"):
+        assert run(program, limits=Limits(wall_seconds=2)).status == "timeout"
+    assert not survivors(child)
+
+
+def survivors(child: pathlib.Path) -> list[str]:
+    """Processes of this test that still run; a moment is left for the kernel to remove them."""
+    for _ in range(50):
+        found = [line for line in processes() if str(child) in line]
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def processes() -> list[str]:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("x = bytearray(2 << 30)", "MemoryError"),
+        ("x = []\nwhile True: x.append(bytearray(1 << 24))", "MemoryError"),
+        ("open('big', 'wb').write(bytes(2 << 20))", "OSError"),
+        ("files = [open('a', 'w') for _ in range(500)]", "OSError"),
+        ("def f(): return f()\nf()", "RecursionError"),
+        ("import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(30,)).start()", "RuntimeError"),
+    ],
+)
+def test_limits(program, error, protection):
+    outcome = run(program)
+    assert outcome.status == "failed" and outcome.detail.startswith(error), outcome
+
+
+FORBIDDEN = [
+    "import socket; socket.socket()",
+    "import socket; socket.create_connection(('127.0.0.1', 9), timeout=1)",
+    "import socket; socket.getaddrinfo('localhost', 80)",
+    "import _socket; _socket.socket()",
+    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9', timeout=1)",
+    "import asyncio; asyncio.run(asyncio.sleep(0))",  # its loop needs a pair of sockets
+    "import os; os.system('true')",
+    "import os; os.fork()",
+    "import os; os.execv('/bin/true', ['true'])",
+    "import os; os.posix_spawn('/bin/true', ['true'], {})",
+    "import subprocess; subprocess.run(['true'])",
+    "import os; os.kill(1, 0)",
+    "import ctypes; ctypes.CDLL(None)",
+]
+
+
+@pytest.mark.parametrize("program", FORBIDDEN)
+def test_no_network_no_processes_no_signals(program, protection):
+    outcome = run(program)
+    assert outcome.status == "failed" and outcome.detail.startswith("PermissionError: not in the sandbox"), outcome
+
+
+def test_files_outside_of_the_directory_stay_as_they_are(tmp_path, protection):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("kept")
+    place = str(victim)
+    for program in (
+        f"open('{place}/file', 'w')",
+        f"open('{place}/new', 'x')",
+        f"open('{place}/file', 'r+').write('gone')",
+        f"import os; os.remove('{place}/file')",
+        f"import os; os.rename('{place}/file', 'here')",
+        f"import os; open('a', 'w'); os.rename('a', '{place}/file')",
+        f"import os; os.symlink('{place}', 'link'); open('link/file', 'w')",
+        f"import pathlib; pathlib.Path('{place}/file').unlink()",
+        f"import shutil; shutil.rmtree('{place}')",
+        f"import os; os.chdir('{place}'); open('file', 'w')",
+        f"import os; os.truncate('{place}/file', 0)",
+    ):
+        outcome = run(program)
+        assert outcome.status == "failed" and "Error" in outcome.detail, (program, outcome)
+        assert [path.name for path in victim.iterdir()] == ["file"] and (victim / "file").read_text() == "kept"
+
+
+def test_files_are_read_only_without_the_hook_too(tmp_path, child):
+    """The namespaces alone, for code that gets around the hook."""
+    if "files" not in run("").isolation:
+        pytest.skip("the kernel gives no read-only file system here")
+    child.write_text(replaced(child.read_text(), 'sys.addaudithook(_guard(job["directory"]))', "pass"))
+    assert run(f"open({str(tmp_path / 'new')!r}, 'w')").detail.startswith("OSError: [Errno 30]")
+    assert run("open('own', 'w').write('x')").passed
+    assert "Network is unreachable" in run("import socket; socket.create_connection(('192.0.2.1', 9), timeout=5)").detail
+    assert run("import os; os.kill(os.getppid() or 1, 0); os.kill(2**22 - 1, 9)").detail.startswith("ProcessLookupError")
+
+
+def test_own_directory_and_environment(protection, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "abc")
+    program = f"""
+        import os, sys, tempfile
+        assert os.listdir(".") == [], os.listdir(".")
+        assert set(os.environ) <= {{"HOME", "TMPDIR", "PATH", "OPENBLAS_NUM_THREADS", "LC_CTYPE"}}, sorted(os.environ)
+        assert os.path.realpath(os.environ["HOME"]) == os.getcwd() == os.path.realpath(tempfile.gettempdir())
+        assert "" not in sys.path and os.getcwd() not in sys.path and sys.flags.isolated
+        assert {str(pathlib.Path(sandbox.__file__).parent)!r} not in sys.path
+        with open("a", "w") as file: file.write("x")
+        os.mkdir("d"); os.rename("a", "d/b")
+        with tempfile.NamedTemporaryFile("w") as file: file.write("x")
+        try: open("/proc/{os.getpid()}/environ", "rb")
+        except PermissionError: pass
+        else: raise AssertionError("the caller's environment is open")
+    """
+    outcome = run(program)
+    assert outcome.passed, outcome
+    leftover = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("polestar-code-")]
+    assert not [name for name in leftover if os.path.exists(os.path.join(tempfile.gettempdir(), name, "d", "b"))]
+
+
+def test_a_killed_caller_leaves_no_program_running(child):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells a process that its parent is gone")
+    code = f"""
+        import pathlib
+        from polestar_jax.eval import sandbox
+        sandbox._CHILD = pathlib.Path({str(child)!r})
+        sandbox.run("import time; time.sleep(600)", "", allow_code_execution=True)
+    """
+    root = pathlib.Path(sandbox.__file__).parents[2]
+    caller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=root)
+    for _ in range(300):
+        time.sleep(0.1)
+        if sum(str(child) in line for line in processes()) == 2:  # the first process and the program's own
+            break
+    else:
+        raise AssertionError("the program was never started")
+    time.sleep(0.5)
+    caller.kill()
+    caller.communicate()
+    assert not survivors(child)
