@@ -20,8 +20,8 @@ from polestar_jax.cache.elastic import ElasticCache
 from polestar_jax.cache.entropy import EntropyCache
 from polestar_jax.cache.fast_dllm import DualCache, PrefixCache
 from polestar_jax.cache.none import NoCache
-from polestar_jax.cache.truncated import Truncated
 from polestar_jax.cache.sparse import SparseCache
+from polestar_jax.cache.truncated import Truncated
 
 __all__ = [
     "KV",

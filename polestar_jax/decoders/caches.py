@@ -33,7 +33,7 @@ DELAYED = {
     "refresh_every": Setting(type=int, default=8, low=1, help="every row in every so many passes of a block; 1: in all"),
 }  # fmt: skip
 DROPOUT = FIRST_TOKEN | {
-    "suffix_cache": Setting(type=str, default="none", choices=("none", "prefix", "dual"), help="which cache the suffix is dropped of"),
+    "suffix_cache": Setting(type=str, default="none", choices=("none", "prefix", "dual"), help="whose suffix is dropped"),
     "suffix_scale": Setting(
         type=float, default=None, low=0, none="LLaDA 2, Dream 1.6", help="of the probability to keep a position of the suffix"
     ),

@@ -78,7 +78,8 @@ _METHODS = (
         source="AdaBlock-dLLM, arXiv 2509.26432",
         cost="every row, every pass (cache=prefix, cache=dual: as those, with the rows of the longest block)",
         deviations=(
-            "Dream commits by threshold from a block's entry with any cache; the authors' dual cache commits its first position alone",
+            "Dream commits by threshold from a block's entry with any cache; under the authors' dual cache it commits the first "
+            "position alone",
             "of models that are not published the delimiters are the tokens with a new line",
         ),
     ),
@@ -91,7 +92,7 @@ _METHODS = (
         cost="every row twice a block and every refresh_every passes, else all undecided rows and the last decided ones",
         deviations=(
             "the decode variant alone: the greedy one needs an order drawn beforehand",
-            "Dream computes decided tokens once more and the row before each undecided one, where the authors shift which are kept",
+            "Dream computes decided tokens once more and the row before each undecided one; the authors shift which are kept",
         ),
     ),
     Method(

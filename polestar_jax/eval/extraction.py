@@ -51,11 +51,15 @@ def extract(text: str, *, entry_point: str, arguments: int | None = None, prompt
     for imported in (False, True):  # a test that imports the name comes after what defines it
         for piece in pieces:
             if any(_gives(item, entry_point, imported) for item in piece):
-                return Extraction(code=_program(before, piece, pieces, entry_point), form="function", fenced=parts.fenced)
+                return Extraction(
+                    code=_program(before, piece, pieces, entry_point), form="function", fenced=parts.fenced
+                )
     if not any(_method(item, entry_point) for piece in pieces for item in piece) and prompt:
         body = _body(prompt, entry_point, sources)
         if body:
-            return Extraction(code=_program([], statements(body), pieces, entry_point), form="body", fenced=parts.fenced)
+            return Extraction(
+                code=_program([], statements(body), pieces, entry_point), form="body", fenced=parts.fenced
+            )
     found = _renamed(pieces, entry_point, arguments, {name for item in before for name in item.binds})
     if found is None:
         return Extraction(fenced=parts.fenced)

@@ -9,7 +9,9 @@ import textwrap
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`~]*)[^`~]*$")
 _SAME_LINE = re.compile(r"(```+)[ \t]*(\w*)[ \t]+(\S.*?)[ \t]*\1[ \t]*$", re.MULTILINE)
 # A block in one of these is no Python; anything else is tried, as models mislabel.
-_OTHER_LANGUAGES = frozenset("bash sh shell console text txt output plaintext json yaml markdown md java c cpp javascript".split())
+_OTHER_LANGUAGES = frozenset(
+    "bash sh shell console text txt output plaintext json yaml markdown md java c cpp javascript".split()
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
 import re
 import textwrap
 import warnings
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Sequence
 
 _BUILTINS = frozenset(dir(builtins))
 # How a statement's first line may begin; everything else is prose, and not worth a parse.
-_FIRST_LINE = re.compile(r"(@|(async|def|class|import|from|if|for|while|with|try)\b|[A-Za-z_][\w.]*\s*([-+*/%&|^@:]?=|[(\[.:,]))")
+_FIRST_LINE = re.compile(
+    r"(@|(async|def|class|import|from|if|for|while|with|try)\b|[A-Za-z_][\w.]*\s*([-+*/%&|^@:]?=|[(\[.:,]))"
+)
 _CONTINUES = re.compile(r"(elif|else|except|finally)\b|[)\]}]")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # Bounds on the search, in lines: for a bracket or string that is open to close, and of all that is parsed in it. A model that
@@ -29,19 +32,27 @@ class Statement:
     node: ast.stmt
     text: str
 
-    @property
+    @functools.cached_property
     def binds(self) -> frozenset[str]:
         """The names it gives a value to, at the top level."""
         if isinstance(self.node, ast.ClassDef | Function):
             return frozenset({self.node.name})
-        names = {alias.asname or alias.name.split(".")[0] for node in self._all(ast.Import | ast.ImportFrom) for alias in node.names}
+        names = {
+            alias.asname or alias.name.split(".")[0]
+            for node in self._all(ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
         return frozenset(names | self._stored() | {node.name for node in self._all(ast.ClassDef | Function)})
 
-    @property
+    @functools.cached_property
     def reads(self) -> frozenset[str]:
         """The names it takes from elsewhere, now or when called; builtin ones left out."""
         loaded = {node.id for node in self._all(ast.Name) if isinstance(node.ctx, ast.Load)}
-        own = self._stored() | {node.arg for node in self._all(ast.arg)} | {node.name for node in self._all(ast.ExceptHandler)}
+        own = (
+            self._stored()
+            | {node.arg for node in self._all(ast.arg)}
+            | {node.name for node in self._all(ast.ExceptHandler)}
+        )
         inner = {node.name for node in self._all(ast.ClassDef | Function)}
         return frozenset(loaded - own - inner - _BUILTINS)
 
@@ -95,8 +106,9 @@ def longest(lines: Sequence[str], *, after: str = "") -> int:
       lines: tried from all downward, past everything from a fault on.
       after: Python that comes first; its last line is complete.
     """
-    before, end = after.count("\n"), len(lines)
-    while end > 0:
+    before, end, spent = after.count("\n"), len(lines), 0
+    while end > 0 and spent < _MOST_PARSED:
+        spent += before + end
         fault = parsed(after + "\n".join(lines[:end]) + "\n")
         if isinstance(fault, ast.Module):
             return end
@@ -166,12 +178,15 @@ def _harmless(item: Statement, known: set[str], functions: set[str], entry_point
 def _of(tree: ast.Module, source: str) -> list[Statement]:
     lines = source.split("\n")
     result = []
-    for node in tree.body:
-        decorators = getattr(node, "decorator_list", [])
-        if decorators:
-            text = "\n".join(lines[decorators[0].lineno - 1 : node.end_lineno])
+    for place, node in enumerate(tree.body):
+        first = min([node.lineno, *(inner.lineno for inner in getattr(node, "decorator_list", ()))])
+        neighbours = tree.body[max(place - 1, 0) : place + 2]
+        if any(
+            other is not node and node.end_lineno >= other.lineno and other.end_lineno >= first for other in neighbours
+        ):
+            text = ast.get_source_segment(source, node) or ""  # a = 1; b = 2
         else:
-            text = ast.get_source_segment(source, node) or ""
+            text = "\n".join(lines[first - 1 : node.end_lineno])
         result.append(Statement(node, text))
     return result
 
@@ -187,7 +202,7 @@ def _first(lines: list[str], start: int) -> tuple[int, str, int]:
         fault = parsed(text)
         if isinstance(fault, ast.Module):
             return end, text, spent
-        if not fault.is_open and fault.line < end - start or end - start > _MOST_OPEN:
+        if (not fault.is_open and fault.line < end - start) or end - start > _MOST_OPEN:
             break  # no further line makes that good
     count = longest(lines[start : ends[0]])
     spent += ends[0] - start

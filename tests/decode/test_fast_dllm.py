@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from polestar_jax import commit, decoders
+from polestar_jax.cache import PrefixCache
 from polestar_jax.decode import engine
 from polestar_jax.decode.state import Scores
 from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
-from polestar_jax.cache import PrefixCache
 from polestar_jax.generation import generate
 from polestar_jax.loading import load_model
 from tests.fakes import DREAM, SPEC, lively_model

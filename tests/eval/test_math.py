@@ -15,7 +15,11 @@ from polestar_jax.eval.task import Item, cut
 
 ROWS = [
     {"problem": "What is $6\\cdot 7$?", "solution": "It is $\\boxed{42}$.", "type": "Prealgebra", "level": "Level 1"},
-    {"problem": "Solve $x^2=9$.", "solution": "So \\boxed{x=1} is no root, and $x\\in\\boxed{\\{-3,3\\}}$.", "subject": "Algebra"},
+    {
+        "problem": "Solve $x^2=9$.",
+        "solution": "So \\boxed{x=1} is no root, and $x\\in\\boxed{\\{-3,3\\}}$.",
+        "subject": "Algebra",
+    },
     {"problem": "Halve $x+1$.", "solution": "We divide.", "answer": "\\frac{x+1}{2}", "unique_id": "test/7"},
 ]
 
@@ -125,7 +129,9 @@ def test_b48_judged_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket", refuse)
     answers = ["\\boxed{42}", "The final answer is $3$", "The final answer is $(x+1)/2$. Problem: more"]
     items = TASK.items(data(tmp_path), {})
-    assert [TASK.score(item, cut(text, TASK.stop))["math_verify"] for item, text in zip(items, answers, strict=True)] == [1, 0, 1]
+    assert [
+        TASK.score(item, cut(text, TASK.stop))["math_verify"] for item, text in zip(items, answers, strict=True)
+    ] == [1, 0, 1]
 
 
 def test_b48_a_missing_judge_is_told_before_the_run(tmp_path, monkeypatch):

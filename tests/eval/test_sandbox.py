@@ -150,7 +150,10 @@ def processes() -> list[str]:
         ("open('big', 'wb').write(bytes(2 << 20))", "OSError"),
         ("files = [open('a', 'w') for _ in range(500)]", "OSError"),
         ("def f(): return f()\nf()", "RecursionError"),
-        ("import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(30,)).start()", "RuntimeError"),
+        (
+            "import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(30,)).start()",
+            "RuntimeError",
+        ),
     ],
 )
 def test_limits(program, error, protection):
@@ -211,8 +214,12 @@ def test_files_are_read_only_without_the_hook_too(tmp_path, child):
     child.write_text(replaced(child.read_text(), 'sys.addaudithook(_guard(job["directory"]))', "pass"))
     assert run(f"open({str(tmp_path / 'new')!r}, 'w')").detail.startswith("OSError: [Errno 30]")
     assert run("open('own', 'w').write('x')").passed
-    assert "Network is unreachable" in run("import socket; socket.create_connection(('192.0.2.1', 9), timeout=5)").detail
-    assert run("import os; os.kill(os.getppid() or 1, 0); os.kill(2**22 - 1, 9)").detail.startswith("ProcessLookupError")
+    assert (
+        "Network is unreachable" in run("import socket; socket.create_connection(('192.0.2.1', 9), timeout=5)").detail
+    )
+    assert run("import os; os.kill(os.getppid() or 1, 0); os.kill(2**22 - 1, 9)").detail.startswith(
+        "ProcessLookupError"
+    )
 
 
 def test_own_directory_and_environment(protection, monkeypatch):
