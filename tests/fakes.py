@@ -19,6 +19,10 @@ SPEC = ModelSpec(
     rope_theta=10000.0, norm_eps=1e-5, qkv_bias=False, logit_shift=0, mask_id=MASK, eos_id=EOS, bos_id=None,
     stop_ids=(EOS, EOT),
 )  # fmt: skip
+# Settings of Polestar: tests that use the same ones on models of one specification share a compiled program.
+POLESTAR = dict(
+    gen_length=16, block_length=8, clusters=4, top_clusters=2, tau_static=0.6, tau_suffix=0.5,
+)  # fmt: skip
 DREAM = dataclasses.replace(SPEC, family="dream", n_kv_heads=2, qkv_bias=True, logit_shift=1, norm_eps=1e-6)
 
 

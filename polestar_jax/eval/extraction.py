@@ -18,11 +18,13 @@ from polestar_jax.eval.statements import Function, Statement, kept, longest, par
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extraction:
-    """Attributes:
-    code: a program that gives ``entry_point`` a value; "" where the answer has none.
-    form: what the answer was: a function's body, a function (or whatever else gives the name a value), or neither.
-    fenced: whether it had a fence.
-    renamed: whether the function has another name in it, or is a method.
+    """What was found in an answer.
+
+    Attributes:
+      code: a program that gives ``entry_point`` a value; "" where the answer has none.
+      form: what the answer was: a function's body, a function (or whatever else gives the name a value), or neither.
+      fenced: whether it had a fence.
+      renamed: whether the function has another name in it, or is a method.
     """
 
     code: str = ""
@@ -34,9 +36,10 @@ class Extraction:
 def extract(text: str, *, entry_point: str, arguments: int | None = None, prompt: str = "") -> Extraction:
     """The program in an answer.
 
-    Looked for, in this order: something that gives ``entry_point`` a value, in each block and then outside of them; a method
-    of that name; with a prompt, the body of its function; the one function that takes ``arguments`` arguments, else the last.
-    What that needs from the other blocks comes along, as do the prompt's imports and helper functions.
+    Looked for, in this order: with a prompt, a body that the answer begins with; something that gives ``entry_point`` a value,
+    in each block and then outside of them; a method of that name; with a prompt, a body anywhere; the one function that takes
+    ``arguments`` arguments, else the last. What that needs from the other blocks comes along, as do the prompt's imports and
+    helper functions.
 
     Args:
       text: what a model wrote.
@@ -44,28 +47,35 @@ def extract(text: str, *, entry_point: str, arguments: int | None = None, prompt
       arguments: with how many positional arguments it is called.
       prompt: Python up to the body that was asked for, which ends with the signature and docstring of ``entry_point``.
     """
-    parts = split(_plain(text))
+    text = _plain(text)
+    parts = split(text)
     sources = [*parts.blocks, parts.outside]
     pieces = [statements(source) for source in sources]
     before = [item for item in statements(prompt) if entry_point not in item.binds] if prompt else []
+
+    def body(candidates: Sequence[str]) -> Extraction | None:
+        items = _body(prompt, entry_point, candidates) if prompt else []
+        code = _program([], items, pieces, entry_point)
+        return Extraction(code=code, form="body", fenced=parts.fenced) if items else None
+
+    def function(piece: list[Statement], value: str = "") -> Extraction:
+        code = _program(before, piece, pieces, entry_point) + (f"{entry_point} = {value}\n" if value else "")
+        return Extraction(code=code, form="function", fenced=parts.fenced, renamed=bool(value))
+
+    if text.lstrip("\n")[:1] in (" ", "\t") and (found := body([parts.outside])):
+        return found
     for imported in (False, True):  # a test that imports the name comes after what defines it
         for piece in pieces:
-            if any(_gives(item, entry_point, imported) for item in piece):
-                return Extraction(
-                    code=_program(before, piece, pieces, entry_point), form="function", fenced=parts.fenced
-                )
-    if not any(_method(item, entry_point) for piece in pieces for item in piece) and prompt:
-        body = _body(prompt, entry_point, sources)
-        if body:
-            return Extraction(
-                code=_program([], statements(body), pieces, entry_point), form="body", fenced=parts.fenced
-            )
-    found = _renamed(pieces, entry_point, arguments, {name for item in before for name in item.binds})
-    if found is None:
-        return Extraction(fenced=parts.fenced)
-    piece, value = found
-    code = f"{_program(before, piece, pieces, entry_point)}{entry_point} = {value}\n"
-    return Extraction(code=code, form="function", fenced=parts.fenced, renamed=True)
+            if any(_gives(item, entry_point, imported) for item in kept([*before, *piece], entry_point)):
+                return function(piece)
+    for piece in pieces:
+        for item in piece:
+            if _method(item, entry_point):
+                return function(piece, f"{item.node.name}().{entry_point}")
+    if found := body(sources):
+        return found
+    renamed = _renamed(pieces, arguments, {name for item in before for name in item.binds})
+    return function(*renamed) if renamed else Extraction(fenced=parts.fenced)
 
 
 def positional(node: ast.AST, entry_point: str) -> int | None:
@@ -106,8 +116,11 @@ def _program(before: list[Statement], piece: list[Statement], pieces: list[list[
     return "".join(f"{item.text}\n" for item in items)
 
 
-def _body(prompt: str, entry_point: str, sources: Sequence[str]) -> str:
-    """The prompt continued by as many lines of a source as make its function complete; "" where none do."""
+def _body(prompt: str, entry_point: str, sources: Sequence[str]) -> list[Statement]:
+    """The statements of the prompt continued by as many lines of a source as make its function complete; none where none do.
+
+    A model that goes on may begin the function anew, and be cut off in it: the first is taken.
+    """
     before = prompt.rstrip("\n") + "\n"
     for source in sources:
         best, most = "", 0
@@ -116,27 +129,30 @@ def _body(prompt: str, entry_point: str, sources: Sequence[str]) -> str:
             lines = lines[: longest(lines, after=before)]
             size = sum(bool(line.strip()) for line in lines)
             code = before + "\n".join([*lines, ""])
-            if size > most and _complete(parse(code), entry_point):
+            if size > most and _complete(code, entry_point):
                 best, most = code, size
-        if best:
-            return best
-    return ""
+        items = statements(best)
+        first = next((item for item in items if entry_point in item.binds), None)
+        if first is not None:
+            return [item for item in items if item is first or entry_point not in item.binds]
+    return []
 
 
 def _variants(source: str) -> list[str]:
-    """A body as it stands, with its indentation lost, with that of its first line lost, and after prose."""
+    """A body as it stands, with spaces for tabs, with its indentation lost, with that of its first line lost, and after prose."""
     lines = source.strip("\n").split("\n")
     indented = next((at for at, line in enumerate(lines) if line[:1] in (" ", "\t") and line.strip()), len(lines))
-    result = [source, textwrap.indent(textwrap.dedent(source), "    "), "    " + source.lstrip()]
+    result = [source, source.expandtabs(4), textwrap.indent(textwrap.dedent(source), "    "), "    " + source.lstrip()]
     if not any(line.startswith(("def ", "class ", "async def ", "@")) for line in lines[:indented]):
         result.append("\n".join(lines[indented:]))
     return result
 
 
-def _complete(tree: ast.Module | None, entry_point: str) -> bool:
-    """Whether the function returns, yields or raises something itself."""
+def _complete(code: str, entry_point: str) -> bool:
+    """Whether the first function of that name returns, yields or raises something itself."""
+    tree = parse(code)
     found = [node for node in tree.body if isinstance(node, Function) and node.name == entry_point] if tree else []
-    inner = list(found[-1].body) if found else []
+    inner = list(found[0].body) if found else []
     while inner:
         node = inner.pop()
         if isinstance(node, ast.Return | ast.Raise | ast.Yield | ast.YieldFrom):
@@ -147,13 +163,9 @@ def _complete(tree: ast.Module | None, entry_point: str) -> bool:
 
 
 def _renamed(
-    pieces: list[list[Statement]], entry_point: str, arguments: int | None, helpers: set[str]
+    pieces: list[list[Statement]], arguments: int | None, helpers: set[str]
 ) -> tuple[list[Statement], str] | None:
-    """(piece, expression) of what stands in for the name that is tested; never one of the prompt's helper functions."""
-    for piece in pieces:
-        for item in piece:
-            if _method(item, entry_point):
-                return piece, f"{item.node.name}().{entry_point}"
+    """(piece, name) of the function that stands in for the one that is tested; never one of the prompt's helpers."""
     found = ((piece, item) for piece in pieces for item in piece if not item.empty and not item.binds <= helpers)
     functions = [(piece, item.node) for piece, item in found if isinstance(item.node, Function)]
     matching = [pair for pair in functions if arguments is not None and _takes(pair[1].args, arguments)]

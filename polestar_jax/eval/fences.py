@@ -16,10 +16,12 @@ _OTHER_LANGUAGES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """Attributes:
-    fenced: whether there is a fence at all.
-    blocks: the contents of the fenced blocks that may be Python and are not empty, in order, without common indentation.
-    outside: the lines outside of every fence.
+    """A text taken apart.
+
+    Attributes:
+      fenced: whether there is a fence at all.
+      blocks: the contents of the fenced blocks that may be Python and are not empty, in order, without common indentation.
+      outside: the lines outside of every fence.
     """
 
     fenced: bool

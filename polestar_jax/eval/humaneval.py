@@ -37,6 +37,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
 
     Raises:
       InputError: no leave to run code, an unknown option, no data, or a file that does not fit.
+      RunError: code cannot be run here.
     """
     check_options(options, ("instruction",), task="humaneval")
     sandbox.require_consent(options.get("allow_code_execution"), task="humaneval")
@@ -45,6 +46,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
         raise InputError(f"instruction={instruction} is not accepted: {', '.join(_INSTRUCTIONS)}")
     file = file or packaged_data()
     rows = read_rows(file, _FIELDS, task="humaneval")
+    sandbox.self_check()
     made = []
     for name, row in zip(row_ids(rows, file=file), rows, strict=True):
         target = {field: row[field] for field in _FIELDS} | {"allow_code_execution": True}
@@ -76,13 +78,16 @@ def extracted(item: Item, text: str) -> Extraction:
 
 
 def score(item: Item, text: str) -> dict[str, float]:
-    """``pass@1``, by running the item's test; and the share of answers with a program, a fence, another name, a time-out."""
+    """``pass@1``, by running the item's test, and what :func:`tested` tells of the program."""
     tests = f"{item.target['test']}\ncheck({item.target['entry_point']})\n"
     return tested(extracted(item, text), tests, allow_code_execution=item.target.get("allow_code_execution"))
 
 
 def tested(program: Extraction, tests: str, *, allow_code_execution: object) -> dict[str, float]:
-    """The metrics of one answer; 0 without running anything where it has no program.
+    """``pass@1`` of a program, 0 without running anything where there is none, and what it was.
+
+    The others are 0 or 1, and hence, averaged, shares of the answers: ``program``, one was found; ``body``, it was a function's
+    body alone; ``fenced``, it came with a fence; ``renamed``, its function had another name; ``timeout``, it did not end.
 
     Raises:
       InputError: ``allow_code_execution`` is not True.

@@ -58,6 +58,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
 
     Raises:
       InputError: math-verify is not installed, an unknown option, or a file that does not fit.
+      RunError: math-verify does not work here.
     """
     check_options(options, ("shots",), task="math")
     math_judge.require()
@@ -67,6 +68,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
         f"Problem:\n{problem}\n\nSolution: {solution}\nFinal Answer: The final answer is ${answer}$.\n\n"
         for problem, solution, answer in EXAMPLES[:shots]
     )
+    math_judge.self_check()
     made = []
     for name, row in zip(row_ids(rows, file=file), rows, strict=True):
         given = row.get("answer")

@@ -27,6 +27,17 @@ _lock = threading.Lock()
 _process: subprocess.Popen[bytes] | None = None
 
 
+def self_check() -> None:
+    """Judge a right answer and a wrong one, so that a judge that does not work here is not taken for wrong answers.
+
+    Raises:
+      InputError: math-verify is not installed.
+      RunError: either was misjudged.
+    """
+    if not same("\\frac{1}{2}", "0.5") or same("\\frac{1}{2}", "2"):
+        raise RunError("math-verify does not work here: it misjudges 0.5 or 2 as an answer to one half")
+
+
 def require() -> None:
     """Refuse to begin without the package.
 

@@ -61,12 +61,14 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
 
     Raises:
       InputError: no leave to run code, an unknown option, or a file that does not fit.
+      RunError: code cannot be run here.
     """
     check_options(options, ("shots",), task="mbpp")
     sandbox.require_consent(options.get("allow_code_execution"), task="mbpp")
     shots = whole_number(options, "shots", default=len(EXAMPLES), high=len(EXAMPLES))
     rows = read_rows(file, _FIELDS, task="mbpp")
     start = "".join(f"{_question(example)}{example['code']}\n[DONE]\n\n" for example in EXAMPLES[:shots])
+    sandbox.self_check()
     made = []
     for name, row in zip(row_ids(rows, file=file), rows, strict=True):
         setup = row.get("test_setup_code")
@@ -80,7 +82,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
 
 
 def score(item: Item, text: str) -> dict[str, float]:
-    """``pass@1``, by running all of the item's tests; and the share of answers with a program, a fence, another name, ..."""
+    """``pass@1``, by running all of the item's tests, and the other metrics of HumanEval."""
     name, tests = item.target["entry_point"], item.target["tests"]
     calls = parse(tests)
     program = extract(text, entry_point=name, arguments=positional(calls, name) if calls else None)

@@ -47,12 +47,14 @@ TIMED_OUT = 124  # exit status of the child's first process, see sandbox_child
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Attributes:
-    cpu_seconds: of computing. The limit that decides, as it does not depend on what else the machine does.
-    wall_seconds: from start to verdict.
-    memory_bytes: of address space.
-    file_bytes: of each file written.
-    open_files, processes: at a time; the second holds for the caller's user, and not for root.
+    """What a program may use.
+
+    Attributes:
+      cpu_seconds: of computing. The limit that decides, as it does not depend on what else the machine does.
+      wall_seconds: from start to verdict.
+      memory_bytes: of address space.
+      file_bytes: of each file written.
+      open_files, processes: at a time; the second holds for the caller's user, and not for root.
     """
 
     cpu_seconds: int = 5
@@ -65,10 +67,12 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Attributes:
-    status: passed; failed: an exception, SystemExit included; timeout; died: ended without a verdict.
-    detail: the exception's type and message, "" for none.
-    isolation: the protections that were in force beyond those that always are.
+    """How a run ended.
+
+    Attributes:
+      status: passed; failed: an exception, SystemExit included; timeout; died: ended without a verdict.
+      detail: the exception's type and message, "" for none.
+      isolation: what namespaces kept away: network, processes, files; empty too where there was no verdict.
     """
 
     status: Literal["passed", "failed", "timeout", "died"]
@@ -88,6 +92,20 @@ def require_consent(allowed: object, *, task: str) -> None:
     """
     if allowed is not True:
         raise InputError(f"{task} runs code that the model writes; say --allow-code-execution to let it (in a sandbox)")
+
+
+def self_check() -> None:
+    """Run a right program and a wrong one, so that a sandbox that does not work here is not taken for wrong answers.
+
+    Raises:
+      RunError: either was misjudged.
+    """
+    for program, expected in (("x = 1", "passed"), ("x = 2", "failed")):
+        outcome = run(program, "assert x == 1", allow_code_execution=True)
+        if outcome.status != expected:
+            raise RunError(
+                f"code cannot be run here: '{program}' should have {expected}, and {outcome.status} {outcome.detail}"
+            )
 
 
 def run(program: str, tests: str, *, allow_code_execution: bool, limits: Limits | None = None) -> Outcome:

@@ -159,7 +159,11 @@ def kept(found: Iterable[Statement], entry_point: str) -> list[Statement]:
 
 def _harmless(item: Statement, known: set[str], functions: set[str], entry_point: str, everything: bool) -> bool:
     used = {node.id for node in ast.walk(item.node) if isinstance(node, ast.Name)}
-    if isinstance(item.node, ast.Assert) or used & {"__name__", "print", "input", "exit", "quit"}:
+    if isinstance(item.node, ast.Assert) or "__name__" in used:
+        return False
+    if any(isinstance(node, _DEFINITIONS) for node in ast.walk(item.node)):
+        return True  # try: import ..., if ...: def ...
+    if used & {"print", "input", "exit", "quit"}:
         return False
     if isinstance(item.node, ast.AnnAssign) and item.node.value is None:
         return False  # "Note: this"
@@ -195,7 +199,9 @@ def _first(lines: list[str], start: int) -> tuple[int, str, int]:
     """(line after it, text, lines parsed) of the statement that begins at a line; the text is empty where none does."""
     ends = [at for at in range(start + 1, len(lines)) if lines[at][:1].strip() and not _CONTINUES.match(lines[at])]
     ends.append(len(lines))
-    spent = 0
+    spent = 1
+    if _hopeless(lines[start]):
+        return start + 1, "", spent
     for end in ends:
         text = "\n".join(lines[start:end])
         spent += end - start
@@ -209,6 +215,14 @@ def _first(lines: list[str], start: int) -> tuple[int, str, int]:
     if count > 1:
         return ends[0], "\n".join(lines[start : start + count]), spent
     return start + 1, "", spent
+
+
+def _hopeless(line: str) -> bool:
+    """Whether no statement begins with this line, whatever follows it."""
+    fault = parsed(line)
+    if isinstance(fault, ast.Module) or fault.is_open or line.startswith("@"):
+        return False
+    return not line.partition("#")[0].rstrip().endswith((":", "\\"))
 
 
 def _nothing(node: ast.stmt) -> bool:

@@ -262,21 +262,31 @@ def test_public_names_resolve_after_submodule_imports():
 
 def test_cache_directory_can_be_moved_or_turned_off(tmp_path):
     code = (
-        "import sys, jax; from polestar_jax import compilation_cache as c\n"
-        "print(c.enable(sys.argv[1] if len(sys.argv) > 1 else None), jax.config.jax_enable_compilation_cache)"
+        "import json, os, sys, jax; from polestar_jax import compilation_cache as c\n"
+        "for directory, variables in json.loads(sys.argv[1]):\n"
+        "    jax.config.update('jax_compilation_cache_dir', None)\n"
+        "    os.environ.update(variables)\n"
+        "    print(c.enable(directory), jax.config.jax_enable_compilation_cache)\n"
+        "    [os.environ.pop(name) for name in variables]"
     )
-
-    def enabled(*argv, **environment):
-        return subprocess.run(
-            [sys.executable, "-c", code, *argv], env={"PATH": "", "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"} | environment,
-            capture_output=True, text=True, check=True, timeout=120, cwd=pathlib.Path(__file__).parents[2],
-        ).stdout.strip()  # fmt: skip
-
-    assert enabled() == f"{tmp_path}/.cache/polestar-jax True"
-    assert enabled(XDG_CACHE_HOME=f"{tmp_path}/x") == f"{tmp_path}/x/polestar-jax True"
-    assert enabled(POLESTAR_CACHE_DIR=f"{tmp_path}/y") == f"{tmp_path}/y True"
-    assert enabled(f"{tmp_path}/z", POLESTAR_CACHE_DIR="off") == f"{tmp_path}/z True"
-    assert enabled("off").split()[0] == "None"
+    cases = [
+        (None, {}),
+        (None, {"XDG_CACHE_HOME": f"{tmp_path}/x"}),
+        (None, {"POLESTAR_CACHE_DIR": f"{tmp_path}/y"}),
+        (f"{tmp_path}/z", {"POLESTAR_CACHE_DIR": "off"}),
+        ("off", {}),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(cases)], env={"PATH": "", "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+        capture_output=True, text=True, check=True, timeout=120, cwd=pathlib.Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/.cache/polestar-jax True",
+        f"{tmp_path}/x/polestar-jax True",
+        f"{tmp_path}/y True",
+        f"{tmp_path}/z True",
+        "None False",
+    ]
 
 
 def test_outputs_follow_links_and_pipes_and_refuse_clashes(capsys, tmp_path, monkeypatch):
@@ -330,6 +340,8 @@ def test_streamed_seconds_leave_out_compiling(capsys):
         "4",
         "--json",
         "--stream",
+        "--method",
+        "fast_dllm_dual",
     ]
     last = json.loads(run(capsys, *argv, "--cache-dir", "off")[1].splitlines()[-1])
     assert last["compile_seconds"] > 0 and last["seconds"] < last["compile_seconds"] + 5

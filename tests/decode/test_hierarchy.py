@@ -43,13 +43,13 @@ def chosen(undecided, scored, confidence, threshold, low) -> list[int]:
 
 def test_equals_the_rule_in_plain_python_on_random_runs():
     rng, n = np.random.default_rng(0), 300
-    confidence = np.float32(rng.choice([0.1, 0.3, 0.35, 0.5, 0.7, 0.8, 0.95], size=(n, G)))  # with ties
+    confidence = np.float32(rng.choice([0.1, 0.3, 0.35, 0.5, 0.7, 0.8, 0.95], size=(n, G)))  # ties, and the thresholds
     undecided = rng.random((n, G)) < rng.choice([0.3, 0.7, 1.0], size=(n, 1))
     scored = undecided & (rng.random((n, G)) < rng.choice([0.6, 1.0], size=(n, 1)))
     decoder = decoders.hierarchy(gen_length=G, block_length=G)
     state = engine.init_state(TableModel(np.zeros((64, 30))), decoder, [[1]] * n)
     state = state.replace(committed_at=jnp.asarray(np.where(undecided, -1, 0), jnp.int32))
-    for settings in (dict(threshold=0.9, low_threshold=0.4), dict(threshold=2.0, low_threshold=0.0)):
+    for settings in (dict(threshold=0.8, low_threshold=0.35), dict(threshold=2.0, low_threshold=0.0)):
         rule = commit.Hierarchy(**settings)
         got = np.asarray(jax.jit(rule.accept)(scores_of(confidence, scored), state))
         for i in range(n):

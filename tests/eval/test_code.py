@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polestar_jax.errors import InputError
+from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval import humaneval, mbpp, sandbox
 from polestar_jax.eval.extraction import Extraction, extract
 from polestar_jax.eval.task import Item, cut
@@ -74,7 +74,14 @@ B44 = {
     "body and the end of a fence, nothing after": (f"{BODY}```", "body fenced"),
     "body and another function": (f"{BODY}\n\ndef main():\n    print(largest_gap([1, 2]))\n\nmain()\n", "body"),
     "body and its own tests": (f"{BODY}\n\nassert largest_gap([1]) == 99\nprint(largest_gap(1))\n# end", "body"),
+    "body, then the function begun anew and cut off": (f"{BODY}\n\n{ALONE[:-20]}", "body"),
+    "body with tabs": (BODY.replace("    ", "\t"), "body"),
+    "body and a helper after it": (
+        f"{BODY.replace('scale(', 'grow(')}\n\ndef grow(x):\n    return x * FACTOR\n\nFACTOR = 10\n",
+        "body",
+    ),
     "full function": (FULL, "function"),
+    "full function, indented": ("".join(f"    {line}\n" for line in ALONE.split("\n")), "function"),
     "signature repeated without imports and helper": (ALONE, "function"),
     "fence with a language": (f"```python\n{FULL}```", "function fenced"),
     "fence without a language": (f"```\n{ALONE}```", "function fenced"),
@@ -148,6 +155,16 @@ B44 = {
     ),
     "text after the end of the code": (f"{ALONE}\n    return\nreturn best\nThis is (not) code: see", "function"),
     "cut off in a second function": (f"{FULL}\n\ndef explain(x):\n    return 'a", "function"),
+    "optional import that prints": (
+        "try:\n    import numpy_that_is_not_there\nexcept ImportError:\n    print('no')\n    abs_ = abs\n\n"
+        f"{ALONE.replace('abs(', 'abs_(')}",
+        "function",
+    ),
+    "two statements on a line": (f"a = 1; b = 2\n{ALONE}print(a); c = largest_gap([1])\n", "function"),
+    "prose with quotes and brackets": (
+        f"Note: it's done (see below).\nSure, let's: go [1\n\n{FULL}\nI hope it's \"right\" (O(n)",
+        "function",
+    ),
     "byte-order mark": (f"\ufeff{FULL}", "function"),
 }
 
@@ -213,6 +230,23 @@ def test_b45_one_right_and_one_wrong_answer_score_a_half(tmp_path):
     assert next(iter(scores[0])) == "pass@1"
 
 
+@pytest.mark.parametrize("broken", ["raise OSError", "import os; os._exit(0)", ""])
+def test_b45_a_sandbox_that_does_not_work_is_told_before_the_run(tmp_path, monkeypatch, broken):
+    """Else every answer would be wrong."""
+    child = tmp_path / "child.py"
+    child.write_text(broken)
+    monkeypatch.setattr(sandbox, "_CHILD", child)
+    for task, row in ((humaneval.TASK, ROW), (mbpp.TASK, MBPP)):
+        with pytest.raises(RunError, match="code cannot be run here: 'x = 1' should have passed, and died"):
+            task.items(write(tmp_path / "data.jsonl", [row]), ALLOWED)
+
+
+def test_b45_a_sandbox_that_passes_everything_is_told_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: sandbox.Outcome(status="passed"))
+    with pytest.raises(RunError, match="'x = 2' should have failed, and passed"):
+        humaneval.items(write(tmp_path / "data.jsonl", [ROW]), ALLOWED)
+
+
 def test_instruction(tmp_path):
     path = write(tmp_path / "own.jsonl", [ROW])
     (asked,) = humaneval.items(path, ALLOWED | {"instruction": "complete"})
@@ -259,7 +293,7 @@ def test_b48_leave_and_data_are_asked_for_before_the_run(tmp_path, monkeypatch):
         st.sampled_from(
             "def f(x):|def g(a, b=1, *c):|```|```python|~~~|    return x|\treturn|class A:|@f|x = f(1)|print(x)|    ||import os|"
             'from a import *|else:|try:|)|"""|Text: here|f(1).b[2]()|\0|\r|é = 1|  def f(self): return 1|return 1|if x:|'
-            "lambda: 0|for x in f: pass|async def f(): yield|\ud800|x: int|a = 1; b = f".split("|")
+            "lambda: 0|for x in f: pass|async def f(): yield|\ud800|x: int|a = 1; b = f|f = print|f = 1".split("|")
         )
     )
 )

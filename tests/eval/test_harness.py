@@ -1,5 +1,6 @@
 """The lm-eval adapter: whole runs of lm-eval, offline, on tasks made here, with the embedded model."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -92,6 +93,20 @@ def test_the_record_sums_then_divides(harness, tiny):
     assert record["tps"]["all"] == pytest.approx(48 / record["cost"]["seconds"])
     assert record["prompt_mode"] == "chat_single_user" and record["decoders"][0]["threshold"] == 0.9
     json.dumps(record, allow_nan=False)
+
+
+def test_a_batch_s_time_counts_once(harness, tiny, monkeypatch):
+    from polestar_jax.eval import harness_model
+
+    answer = generate(*tiny, [copies(1)[0].prompt], decoders.parallel(gen_length=16, block_length=16))[0]
+    answer = dataclasses.replace(answer, stats=dataclasses.replace(answer.stats, seconds=2.0, compile_seconds=5.0))
+    monkeypatch.setattr(
+        harness_model, "iterate", lambda model, tokenizer, prompts, decoder, **_: [answer] * len(prompts)
+    )
+    lm = model_class(harness, tiny, batch_size=2)
+    lm.generate_until([request(example.prompt, {}) for example in copies(3)], disable_tqdm=True)
+    assert (lm.record()["cost"]["seconds"], lm.record()["cost"]["compile_seconds"]) == (4.0, 10.0)  # two batches
+    assert lm.record()["tps"]["all"] == 48 / 4
 
 
 def test_likelihoods_are_the_estimate_s(harness, tiny):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from polestar_jax.errors import InputError
+from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval import math_judge
 from polestar_jax.eval.math import EXAMPLES, TASK, final_answer
 from polestar_jax.eval.task import Item, cut
@@ -139,6 +139,14 @@ def test_b48_a_missing_judge_is_told_before_the_run(tmp_path, monkeypatch):
     for call in (lambda: TASK.items(data(tmp_path), {}), lambda: math_judge.same("1", "2")):
         with pytest.raises(InputError, match=r"math-verify.*pip install 'polestar-jax\[eval\]'"):
             call()
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_b45_a_judge_that_does_not_work_is_told_before_the_run(tmp_path, monkeypatch, verdict):
+    judged()
+    monkeypatch.setattr(math_judge, "same", lambda *_: verdict)
+    with pytest.raises(RunError, match="math-verify does not work here"):
+        TASK.items(data(tmp_path), {})
 
 
 def test_an_endless_comparison_counts_as_wrong_and_the_next_is_judged(monkeypatch):

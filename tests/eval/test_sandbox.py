@@ -131,15 +131,17 @@ def test_waiting_is_ended_by_the_clock(protection, child):
 def survivors(child: pathlib.Path) -> list[str]:
     """Processes of this test that still run; a moment is left for the kernel to remove them."""
     for _ in range(50):
-        found = [line for line in processes() if str(child) in line]
+        found = processes(child)
         if not found:
             break
         time.sleep(0.1)
     return found
 
 
-def processes() -> list[str]:
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+def processes(child: pathlib.Path) -> list[str]:
+    """Command lines of the processes that run it."""
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if f" -B {child}" in line]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_a_killed_caller_leaves_no_program_running(child):
     caller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=root)
     for _ in range(300):
         time.sleep(0.1)
-        if sum(str(child) in line for line in processes()) == 2:  # the first process and the program's own
+        if len(processes(child)) == 2:  # the first process and the program's own
             break
     else:
         raise AssertionError("the program was never started")

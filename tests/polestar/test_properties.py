@@ -24,7 +24,7 @@ from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.loading import load_model
-from tests.fakes import DREAM, SPEC, lively_model
+from tests.fakes import DREAM, POLESTAR, SPEC, lively_model
 from tests.oracles import numpy_model, polestar
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -123,6 +123,7 @@ def test_merged_rows_equal_separate_passes(case):
     assert_lawful(ours["tokens"], model.spec.mask_id, values["gen_length"])
 
 
+@pytest.mark.slow
 def test_without_commits_by_drift_and_refreshes_it_is_a_dual_cache():
     """Entered fully at every block, with confidence alone: the recorded run of Fast-dLLM's dual cache, pass for pass."""
     with np.load(DATA / "goldens/fast_dllm/llada_fast2_dual_p33.npz") as file:
@@ -137,7 +138,7 @@ def test_without_commits_by_drift_and_refreshes_it_is_a_dual_cache():
     np.testing.assert_array_equal(ours["tokens"], golden["history"][1:, len(prompt) :])
 
 
-@pytest.mark.parametrize("dream", [False, True])
+@pytest.mark.parametrize("dream", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sparse_equals_dense(dream):
     """Every cluster, no loss in storage, a refresh at every step, committed tokens patched, the window over everything: full
     recomputation, which is confidence-threshold decoding."""
@@ -159,9 +160,7 @@ def test_a_batch_of_unequal_prompts_equals_single_runs():
     """Neighbours enter blocks and refresh at other times, and change nothing: tokens, passes and reasons."""
     model = models(2, False)
     prompts = [[5] * 3, list(range(20)), [7, 8, 9, 10] * 10, [1]]
-    decoder = decoders.polestar(
-        gen_length=32, block_length=8, clusters=4, top_clusters=2, tau_static=0.5, tau_suffix=0.5
-    )
+    decoder = decoders.polestar(**POLESTAR)
     together = generate(model, None, prompts, decoder, batch_size=4)
     for prompt, answer in zip(prompts, together, strict=True):
         (alone,) = generate(model, None, [prompt], decoder)
@@ -172,7 +171,7 @@ def test_a_batch_of_unequal_prompts_equals_single_runs():
     assert sum(answer.stats.refreshes for answer in together) > 0
 
 
-@pytest.mark.parametrize("capacity", [4, 13])
+@pytest.mark.parametrize("capacity", [pytest.param(4, marks=pytest.mark.slow), 13])
 def test_packed_packets_equal_whole_windows(capacity):
     """Layers that select up to 13 rows of 24 and layers that select more; 4 hold the rows of hardly any."""
     model, values = (
@@ -189,8 +188,8 @@ def test_packed_packets_equal_whole_windows(capacity):
 
 
 def test_streaming_equals_the_loop():
-    model = models(0, True)
-    decoder = decoders.polestar(gen_length=16, block_length=8, tau_static=0.5)
+    model = lively_model(dataclasses.replace(DREAM, n_layers=1))
+    decoder = decoders.polestar(**POLESTAR)
     whole = engine.decode(model, decoder, engine.init_state(model, decoder, [[1, 2, 3], [4] * 9]))
     *_, last = engine.steps(model, decoder, engine.init_state(model, decoder, [[1, 2, 3], [4] * 9]))
     for field in ("tokens", "nfe", "refreshes", "reason", "committed_at"):
@@ -227,10 +226,9 @@ def test_policies_that_do_not_go_together_are_refused():
 
 def test_threshold_above_one_commits_one_token_a_pass():
     model = models(3, False)
-    state, ours = decoded(
-        model, [2, 3], decoders.polestar(gen_length=16, block_length=8, tau_static=1.5, **DRIFT_ONLY_ON_CACHE)
-    )
-    assert int(state.nfe[0]) == 16 and sorted(ours["step"]) == list(range(16))
+    decoder = decoders.polestar(**POLESTAR | {"tau_static": 1.5} | DRIFT_ONLY_ON_CACHE)
+    state = engine.decode(model, decoder, engine.init_state(model, decoder, [2, 3]))
+    assert int(state.nfe[0]) == 16 and sorted(state.committed_at[0].tolist()) == list(range(16))
 
 
 def test_distributions_and_divergence():

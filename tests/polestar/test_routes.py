@@ -19,7 +19,7 @@ from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.loading import load_model
 from polestar_jax.polestar import residency
-from tests.fakes import DREAM, lively_model
+from tests.fakes import DREAM, SPEC, lively_model
 from tests.polestar.test_goldens import DATA, GOLDENS, settings_of
 
 SMALL = dict(gen_length=16, block_length=8, clusters=4, top_clusters=2, tau_static=0.6, refresh_step=0)
@@ -57,7 +57,7 @@ def test_b62_interpreted_kernels_reproduce_the_recorded_run(checkpoint, name):
         np.testing.assert_allclose(ours[field], golden[field], rtol=0, atol=5e-3, err_msg=field)
 
 
-@pytest.mark.parametrize("method", ["vanilla", "parallel"])
+@pytest.mark.parametrize("method", [pytest.param("vanilla", marks=pytest.mark.slow), "parallel"])
 def test_interpreted_kernels_change_no_token_without_a_cache(method):
     model = lively_model(DREAM, 1)
     build = decoders.METHODS[method].build
@@ -83,7 +83,8 @@ def test_strict_kernels_refuse_what_cannot_be_had_and_others_fall_back(caplog, m
 
 
 def test_kernels_that_the_environment_or_a_context_names_make_a_program_of_their_own(monkeypatch):
-    model, decoder = lively_model(), decoders.parallel(gen_length=8, block_length=8)
+    model = lively_model(dataclasses.replace(SPEC, n_layers=1))
+    decoder = decoders.parallel(gen_length=8, block_length=8)
     engine.forget_programs()
     plain = generate(model, None, [[1, 2]], decoder)[0].tokens
     assert generate(model, None, [[1, 2]], decoder)[0].tokens == plain and len(engine._compiled) == 1
