@@ -65,7 +65,7 @@ def runs(
     """The runs by key, in order.
 
     Args:
-      methods: "all", or names with commas, each with its own settings in brackets if it has any.
+      methods: names with commas, each with its own settings in brackets if it has any; "all" for all of them.
       settings: texts ``KEY=VALUE`` (for every method that has the key) and ``METHOD.KEY=VALUE``.
       sweeps: texts ``KEY=A,B,...``. A method that has the key gets a run for each value in place of its plain one; of
         several sweeps one after the other.
@@ -75,7 +75,8 @@ def runs(
     Raises:
       InputError: an unknown method or setting, a value that is not accepted, or a run that is there twice.
     """
-    wanted = [parse_key(part) for part in (METHODS if methods == "all" else _split(methods))]
+    names = [name for part in _split(methods) for name in (METHODS if part == "all" else (part,))]
+    wanted = [parse_key(name) for name in names]
     for name, _ in wanted:
         if name not in METHODS:
             raise InputError(f"unknown method {name!r}; methods: all, {', '.join(METHODS)}")

@@ -142,7 +142,7 @@ def decoded(model, prompt, settings):
     return run, seen
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", [pytest.param("llada", marks=pytest.mark.slow), "dream"])
 def test_decodes_as_the_oracle_in_a_batch_of_unequal_prompts(family):
     """LLaDA's model has five layers here, of which the last four count; every prompt equals its own single run."""
     spec = dataclasses.replace(SPEC, n_layers=5) if family == "llada" else DREAM

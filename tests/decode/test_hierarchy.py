@@ -57,7 +57,7 @@ def test_equals_the_rule_in_plain_python_on_random_runs():
             assert np.flatnonzero(got[i]).tolist() == chosen(*parts, *settings.values()), i
 
 
-@pytest.mark.parametrize("family", SPECS)
+@pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.slow)])
 def test_decodes_as_the_rule_in_plain_python(family):
     decoder, shift = decoders.hierarchy(gen_length=G, block_length=B), SPECS[family].logit_shift
     counts = []

@@ -75,13 +75,8 @@ def test_nothing_is_stable_before_the_third_pass():
     assert commits_a_pass(table_for([5] * 8, [0.95] * 8), block_length=4) == [1, 1, 2, 1, 3]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(kl_threshold=0.0, threshold=0.0),
-        pytest.param(dict(kl_threshold=100, threshold=1.0), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [dict(kl_threshold=0.0, threshold=0.0), dict(kl_threshold=100, threshold=1.0)])
 def test_no_tolerance_or_a_threshold_of_one_is_one_token_a_pass(settings):
     table = wandering(0, G)
     got = passes(CountModel(table), decoders.klass(gen_length=G, block_length=B, **settings), PROMPTS)

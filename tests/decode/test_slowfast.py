@@ -81,7 +81,11 @@ def phases(run) -> str:
 
 @pytest.mark.parametrize(
     ("family", "block_length", "slow_passes"),
-    [("llada", G, 2), ("dream", 12, 3), pytest.param("llada", G, 6, marks=pytest.mark.slow)],
+    [
+        ("llada", G, 2),
+        pytest.param("dream", 12, 3, marks=pytest.mark.slow),
+        pytest.param("llada", G, 6, marks=pytest.mark.slow),
+    ],
 )
 def test_cycles_equal_plain_python(family, block_length, slow_passes):
     settings = dict(threshold=0.7, end_threshold=0.6)
@@ -100,7 +104,9 @@ def test_cycles_equal_plain_python(family, block_length, slow_passes):
 
 
 @pytest.mark.parametrize("truncate", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("spec", "block_length"), [(SPEC, G), (DREAM, 12)], ids=SPECS)
+@pytest.mark.parametrize(
+    ("spec", "block_length"), [pytest.param(SPEC, G, marks=pytest.mark.slow), (DREAM, 12)], ids=SPECS
+)
 def test_truncated_passes_equal_a_sequence_that_is_cut_off(spec, block_length, truncate):
     """Token for token, in a batch of unequal prompts, against the NumPy transformer on each prompt's own shortened sequence."""
     settings = dict(gen_length=G, block_length=block_length, slow_passes=2, threshold=0.6)
@@ -118,6 +124,7 @@ def test_truncated_passes_equal_a_sequence_that_is_cut_off(spec, block_length, t
     assert differ, "cutting off must matter for the test to mean anything"
 
 
+@pytest.mark.slow
 def test_above_one_it_is_one_token_a_pass():
     table = table_for([5] * G, [0.2 + 0.03 * i for i in range(G)])
     (run,) = passes(TableModel(table), decoders.slowfast(gen_length=G, threshold=1.5), PROMPTS[:1])
