@@ -144,6 +144,7 @@ def bench(
     if not decoders or repeats < 1:
         raise InputError("a bench needs at least one method and one repeat")
     batch = [list(prompt) for prompt in prompts]
+    decoders = [decoder.for_model(model.spec) for decoder in decoders]
     for decoder in decoders:  # refused before anything is compiled
         jax.eval_shape(lambda decoder=decoder: engine.init_state(model, decoder, batch, seed=seed))
     runs = []

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if on and len(entries) != 1:
             raise InputError(f"{option} takes one prompt, got {len(entries)}")
     model, tokenizer = common.load_model(args)
+    decoder = decoder.for_model(model.spec, tokenizer)
     if args.trace:
         from polestar_jax.decode.trace import Trace
 

@@ -93,9 +93,8 @@ def _gives(item: Statement, name: str, imported: bool) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Line ends ``\\n``; no byte-order marks, and no markers of MBPP's layout."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
-    return text.partition("[DONE]")[0].replace("[BEGIN]", "")
+    """Line ends ``\\n``; no byte-order marks, and not the marker that MBPP's layout begins with."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "").replace("[BEGIN]", "")
 
 
 def _program(before: list[Statement], piece: list[Statement], pieces: list[list[Statement]], entry_point: str) -> str:
@@ -139,10 +138,10 @@ def _body(prompt: str, entry_point: str, sources: Sequence[str]) -> list[Stateme
 
 
 def _variants(source: str) -> list[str]:
-    """A body as it stands, with spaces for tabs, with its indentation lost, with that of its first line lost, and after prose."""
+    """A body as it stands, with its indentation lost, with that of its first line lost, and after prose."""
     lines = source.strip("\n").split("\n")
     indented = next((at for at, line in enumerate(lines) if line[:1] in (" ", "\t") and line.strip()), len(lines))
-    result = [source, source.expandtabs(4), textwrap.indent(textwrap.dedent(source), "    "), "    " + source.lstrip()]
+    result = [source, textwrap.indent(textwrap.dedent(source), "    "), "    " + source.lstrip()]
     if not any(line.startswith(("def ", "class ", "async def ", "@")) for line in lines[:indented]):
         result.append("\n".join(lines[indented:]))
     return result

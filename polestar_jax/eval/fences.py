@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import textwrap
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`~]*)[^`~]*$")
 _SAME_LINE = re.compile(r"(```+)[ \t]*(\w*)[ \t]+(\S.*?)[ \t]*\1[ \t]*$", re.MULTILINE)
@@ -20,7 +19,7 @@ class Split:
 
     Attributes:
       fenced: whether there is a fence at all.
-      blocks: the contents of the fenced blocks that may be Python and are not empty, in order, without common indentation.
+      blocks: the contents of the fenced blocks that may be Python and are not empty, in order.
       outside: the lines outside of every fence.
     """
 
@@ -61,4 +60,4 @@ def split(text: str) -> Split:
 
 def _add(blocks: list[str], lines: list[str], kept: bool) -> None:
     if kept and any(line.strip() for line in lines):
-        blocks.append(textwrap.dedent("\n".join(lines)))
+        blocks.append("\n".join(lines))

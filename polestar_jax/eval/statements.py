@@ -140,7 +140,7 @@ def statements(source: str) -> list[Statement]:
 def kept(found: Iterable[Statement], entry_point: str) -> list[Statement]:
     """Imports, definitions and what they need; not the examples of use, tests and prose around them.
 
-    Left out: assertions, ``if __name__ == "__main__"``, expressions other than calls on an imported or assigned name, and
+    Left out: assertions, expressions other than calls on an imported or assigned name, and
     whatever reads ``entry_point``, ``print``, ``input``, a name that has no value, or one that only a statement left out gives.
     """
     found = list(found)
@@ -159,14 +159,12 @@ def kept(found: Iterable[Statement], entry_point: str) -> list[Statement]:
 
 def _harmless(item: Statement, known: set[str], functions: set[str], entry_point: str, everything: bool) -> bool:
     used = {node.id for node in ast.walk(item.node) if isinstance(node, ast.Name)}
-    if isinstance(item.node, ast.Assert) or "__name__" in used:
+    if isinstance(item.node, ast.Assert):
         return False
     if any(isinstance(node, _DEFINITIONS) for node in ast.walk(item.node)):
         return True  # try: import ..., if ...: def ...
     if used & {"print", "input", "exit", "quit"}:
         return False
-    if isinstance(item.node, ast.AnnAssign) and item.node.value is None:
-        return False  # "Note: this"
     if entry_point in item.reads and entry_point not in item.binds:
         return False
     if isinstance(item.node, ast.Expr):
@@ -199,9 +197,7 @@ def _first(lines: list[str], start: int) -> tuple[int, str, int]:
     """(line after it, text, lines parsed) of the statement that begins at a line; the text is empty where none does."""
     ends = [at for at in range(start + 1, len(lines)) if lines[at][:1].strip() and not _CONTINUES.match(lines[at])]
     ends.append(len(lines))
-    spent = 1
-    if _hopeless(lines[start]):
-        return start + 1, "", spent
+    spent = 0
     for end in ends:
         text = "\n".join(lines[start:end])
         spent += end - start
@@ -215,14 +211,6 @@ def _first(lines: list[str], start: int) -> tuple[int, str, int]:
     if count > 1:
         return ends[0], "\n".join(lines[start : start + count]), spent
     return start + 1, "", spent
-
-
-def _hopeless(line: str) -> bool:
-    """Whether no statement begins with this line, whatever follows it."""
-    fault = parsed(line)
-    if isinstance(fault, ast.Module) or fault.is_open or line.startswith("@"):
-        return False
-    return not line.partition("#")[0].rstrip().endswith((":", "\\"))
 
 
 def _nothing(node: ast.stmt) -> bool:

@@ -245,7 +245,9 @@ def random_model_stub():
     [
         (
             ["--methods", "vanilla,nonsense"],
-            "unknown method 'nonsense'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, polestar",
+            "unknown method 'nonsense'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, "
+            "entropy_cache, adablock, dkv_cache, dpad, "
+            "dynamic_dllm, dllm_cache, sparse_dllm, elastic_cache, d2_cache, klass, dawn, hierarchy, prophet, slowfast, polestar",
         ),
         (["--methods", ""], "unknown method ''"),
         (["--methods", "vanilla,vanilla"], "vanilla is given twice"),

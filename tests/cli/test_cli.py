@@ -150,7 +150,9 @@ def test_logits_match_the_golden_through_the_command(capsys, tmp_path):
     [
         (
             ["generate", "--method", "magic"],
-            "unknown method 'magic'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, polestar",
+            "unknown method 'magic'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, "
+            "entropy_cache, adablock, dkv_cache, dpad, "
+            "dynamic_dllm, dllm_cache, sparse_dllm, elastic_cache, d2_cache, klass, dawn, hierarchy, prophet, slowfast, polestar",
         ),
         (["generate", "--set", "tau=1"], "method polestar has no setting 'tau'; it has: gen_length"),
         (["generate", "--method", "parallel", "--preset", "paper"], "--preset paper is not accepted: method parallel"),
@@ -230,9 +232,37 @@ def test_methods_and_models_list_what_there_is(capsys):
     assert models["LLaDA-8B-Instruct"]["parameters"] == 16_031_162_368 // 2 and models["tiny"]["weights"] == "embedded"
     for verb in ("methods", "models"):
         assert run(capsys, verb)[0] == 0
+    _, out, _ = run(capsys, "methods", "klass")
+    assert out.startswith("klass: ") and "\n  parts: schedule blocks, cache none, commit klass\n" in out
+    assert (
+        "  a pass computes: " in out and "  differs from its authors' code: " in out and "LLaDA 0.6, Dream 0.9" in out
+    )
+    status, out, err = run(capsys, "methods", "magic")
+    assert (status, out) == (2, "") and "unknown method 'magic'" in err
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat", "logits", "convert", "verify", "methods", "models", "train-tiny"])
+def test_parts_of_other_methods_are_settings(capsys):
+    """--set cache=, commit=, schedule= bring their part's own settings along; what does not fit is one line."""
+    ids = ["--model", LLADA, "--prompt-ids", "1,2,3", "--gen-length", "8", "--block-length", "4", "--json"]
+    own = ["--method", "polestar", "--set", "commit=klass", "--set", "kl_threshold=1.5"]
+    status, out, _ = run(capsys, "generate", *own, *ids)
+    settings = json.loads(out)["settings"]
+    assert status == 0 and settings["commit"] == "klass" and settings["kl_threshold"] == 1.5
+    assert settings["threshold"] == 0.6 and "tau_static" not in settings, (
+        "the family's default, and none of the part's before"
+    )
+    for texts, words in (
+        (["commit=dawn"], "commit Dawn goes by the attention of every row, and cache PolestarCache gives none"),
+        (["cache=best"], "setting cache='best' is not accepted: none | prefix | dual"),
+        (["commit=klass", "tau_static=0.5"], "method polestar has no setting 'tau_static'"),
+    ):
+        status, out, err = run(capsys, "generate", *[x for text in texts for x in ("--set", text)], *ids)
+        assert (status, out) == (2, "") and words in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "verb", ["generate", "chat", "logits", "convert", "verify", "eval", "bench", "methods", "models", "train-tiny"]
+)
 def test_every_verb_has_help_with_an_example(capsys, verb):
     status, out, _ = run(capsys, verb, "--help")
     assert status == 0 and "example" in out and f"polestar {verb}" in out

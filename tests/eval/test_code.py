@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval import humaneval, mbpp, sandbox
 from polestar_jax.eval.extraction import Extraction, extract
+from polestar_jax.eval.fences import split
 from polestar_jax.eval.task import Item, cut
 
 ALLOWED = {"allow_code_execution": True}
@@ -107,7 +108,7 @@ B44 = {
         "function fenced",
     ),
     "shell and output fences": (
-        f"```bash\npip install numpy\n```\n```python\n{FULL}```\n```output\nlargest_gap = 5\n```",
+        f"```bash\npip install numpy\n```\n```output\nlargest_gap = 5\n```\n```python\n{FULL}```\n",
         "function fenced",
     ),
     "unclosed fence": (f"Here it is:\n```python\n{FULL}", "function fenced"),
@@ -138,9 +139,11 @@ B44 = {
         "function",
     ),
     "decorated": (
-        f"import functools\nsys = __import__('sys')\nsys.setrecursionlimit(2000)\n\n\n@functools.wraps(scale)\n{ALONE}",
+        "def one_more(f):\n    return lambda *args: f(*args) + 1\n\n@one_more\n"
+        + ALONE.replace("return best", "return best - 1"),
         "function",
     ),
+    "settings of the interpreter": (f"import sys\nsys.setrecursionlimit(2000)\n{ALONE}", "function"),
     "future import after the prompt's": (f"from __future__ import annotations\n{ALONE}", "function"),
     "prompt's stub, then the function": (f"{PROMPT}    pass\n\n\n{ALONE}", "function"),
     "function, then the stub": (f"{ALONE}\n\ndef scale(x: int) -> int:\n    ...\n", "function"),
@@ -160,12 +163,23 @@ B44 = {
         f"{ALONE.replace('abs(', 'abs_(')}",
         "function",
     ),
-    "two statements on a line": (f"a = 1; b = 2\n{ALONE}print(a); c = largest_gap([1])\n", "function"),
+    "two statements on a line": (
+        f"TEN = 10; print(TEN.x)\n{ALONE.replace('best = least', 'best = least * TEN // 10')}print(1); c = largest_gap(1)\n",
+        "function",
+    ),
     "prose with quotes and brackets": (
         f"Note: it's done (see below).\nSure, let's: go [1\n\n{FULL}\nI hope it's \"right\" (O(n)",
         "function",
     ),
-    "byte-order mark": (f"\ufeff{FULL}", "function"),
+    "example that fails": (f"{ALONE}\nresult = largest_gap('abc')\n", "function"),
+    "call of a function that fails": (f"{ALONE}\n\ndef main():\n    raise ValueError\n\nmain()\n", "function"),
+    "cut off after the return": (f"```python\n{FULL}    # for example\n    print('larg", "function fenced"),
+    "fence on one line": (
+        "```python largest_gap = lambda n, least=0: max([least] + [scale(abs(a - b)) for a, b in zip(n, n[1:])])```",
+        "function fenced",
+    ),
+    "carriage returns alone": (f"Here:\n\n{FULL}\nThat's it".replace("\n", "\r"), "function"),
+    "byte-order mark": (f"```python\n\ufeff{FULL}```", "function fenced"),
 }
 
 
@@ -306,6 +320,27 @@ def test_no_text_breaks_the_extraction(name, lines):
 
 
 @pytest.mark.parametrize(
+    ("text", "blocks", "outside"),
+    [
+        ("a", (), "a"),
+        ("a\n```\nb\n```\nc", ("b",), "a\nc"),
+        ("```python\nb\n```\n```\nc\nd", ("b", "c\nd"), ""),
+        ("```python\nb\n```py\nc\n```\nd", ("b", "c"), "d"),
+        ("```bash\nb\n```\n~~~ Python3 x=y\n```\nc\n~~~", ("```\nc",), ""),
+        ("````\n```\nc\n```\n````\nd", ("```\nc\n```",), "d"),
+        ("  ```\n  b\n  ```", ("  b",), ""),
+        ("use ```python b = 1``` now", (), "use ```python b = 1``` now"),
+        ("```python b = 1```", ("b = 1",), ""),
+        ("```\n\n```", (), ""),
+    ],
+)
+def test_fences(text, blocks, outside):
+    found = split(text)
+    assert (found.blocks, found.outside) == (blocks, outside)
+    assert found.fenced == (text != "a" and not text.startswith("use"))
+
+
+@pytest.mark.parametrize(
     "lines",
     [
         ["x = ("],
@@ -378,6 +413,12 @@ def test_mbpp_examples_are_right_and_answers_to_them_are_told_apart(tmp_path):
     right = [example["code"] for example in mbpp.EXAMPLES]
     for place, one in enumerate(items):
         assert [mbpp.score(one, code)["pass@1"] for code in right] == [float(place == other) for other in range(3)]
+
+
+def test_mbpp_the_function_that_is_tested_first_is_the_entry_point(tmp_path):
+    row = MBPP | {"test_list": ["assert len(list(helper('io'))) == 2", "assert count_vowels('a') == 1"]}
+    (one,) = mbpp.items(write(tmp_path / "mbpp.jsonl", [row]), ALLOWED)
+    assert one.target["entry_point"] == "helper"
 
 
 MBPP_ANSWERS = {

@@ -193,6 +193,7 @@ def test_a_hard_change_has_as_many_right_answers_as_there_are(change, new, count
 
 def test_someone_who_stands_in_line_twice_is_wrong():
     assert accuracy(line_item("shuffle", LINE, "Bob Amy Carl Dan"), "Bob, Amy, Amy, Dan") == 0
+    assert accuracy(line_item("shuffle", LINE, "Bob Amy Carl Dan"), "Bob, Amy, Carl, Dan, Dan") == 0
     assert accuracy(line_item("insert_random", LINE, "Tom " + LINE, "Tom"), "Tom, Amy, Bob, Carl, Dan, Tom") == 0
     assert accuracy(line_item("copy", LINE, LINE), "Amy, Bob, Carl, Dan, Dan") == 0
 
@@ -249,6 +250,10 @@ def test_a_line_is_read_whatever_surrounds_it(text):
 )
 def test_another_line_is_not_read_as_the_right_one(text):
     assert accuracy(line_item("copy", LINE, LINE), text) == 0
+
+
+def test_someone_invented_with_two_names_is_no_prose_before_the_answer():
+    assert accuracy(line_item("remove_index", LINE, "Bob Carl Dan"), "Amy, Mary Ann, Bob, Carl, Dan") == 0
 
 
 SQUARE = "ABCD BADC CDAB DCBA".split()

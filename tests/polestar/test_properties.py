@@ -211,7 +211,7 @@ def test_policies_that_do_not_go_together_are_refused():
     with pytest.raises(InputError, match="holds blocks of 4"):
         decoder.replace(schedule=decoders.parallel(gen_length=8, block_length=8).schedule)
     with pytest.raises(InputError, match="gives none"):
-        decoder.replace(cache=decoders.parallel(gen_length=8).cache)
+        decoder.replace(cache=decoders.dkv_cache(gen_length=8, block_length=4).cache)
     with pytest.raises(InputError, match="setting top_clusters=0 is not accepted"):
         dataclasses.replace(decoder.cache, top_clusters=0)
     with pytest.raises(InputError, match="setting history=-1 is not accepted"):
