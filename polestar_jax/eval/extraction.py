@@ -93,8 +93,8 @@ def _gives(item: Statement, name: str, imported: bool) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Line ends ``\\n``; no byte-order marks, and not the marker that MBPP's layout begins with."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "").replace("[BEGIN]", "")
+    """Line ends ``\\n``, and no byte-order marks."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
 
 
 def _program(before: list[Statement], piece: list[Statement], pieces: list[list[Statement]], entry_point: str) -> str:

@@ -91,4 +91,5 @@ TASK = Task(
     needs_data=True,
     stop=("Question:", "</s>", "<|im_end|>"),
     shots=SHOTS,
+    canonical=lambda item: f"#### {item.target}",
 )

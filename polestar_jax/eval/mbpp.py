@@ -76,7 +76,7 @@ def items(file: pathlib.Path | None, options: Mapping[str, Any]) -> list[Item]:
         entry_point = _entry_point(row["code"], tests)
         if entry_point is None:
             raise InputError(f"{file}: the tests of row {name} call nothing that its code defines")
-        target = {"entry_point": entry_point, "tests": tests, "allow_code_execution": True}
+        target = {"entry_point": entry_point, "tests": tests, "code": row["code"], "allow_code_execution": True}
         made.append(Item(id=name, prompt=start + _question(row), target=target))
     return made
 
@@ -117,4 +117,5 @@ TASK = Task(
     stop=("[DONE]",),
     shots=len(EXAMPLES),
     runs_code=True,
+    canonical=lambda item: item.target["code"],
 )

@@ -38,6 +38,7 @@ import tempfile
 import time
 from typing import IO, Any, Literal
 
+from polestar_jax import unfinished
 from polestar_jax.errors import InputError, RunError
 
 _CHILD = pathlib.Path(__file__).with_name("sandbox_child.py")
@@ -128,7 +129,7 @@ def run(program: str, tests: str, *, allow_code_execution: bool, limits: Limits 
     with tempfile.TemporaryDirectory(prefix="polestar-code-", ignore_cleanup_errors=True) as directory:
         # Resolved: the child compares paths with it. No pipe: a program that is never read must not block the caller.
         directory = os.path.realpath(directory)
-        with tempfile.TemporaryFile() as job:
+        with unfinished.noted(directory), tempfile.TemporaryFile() as job:
             token = secrets.token_hex(16)
             told = {"token": token, "program": program, "tests": tests, "directory": directory}
             told |= {"parent": os.getpid(), "limits": dataclasses.asdict(limits)}

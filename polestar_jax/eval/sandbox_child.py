@@ -30,6 +30,7 @@ _CHANGES = frozenset(
     "os.chflags os.chmod os.chown os.link os.mkdir os.remove os.removexattr os.rename os.rmdir os.setxattr os.symlink "
     "os.truncate os.utime shutil.rmtree shutil.move shutil.chown".split()
 )
+_TWO_PATHS = frozenset("os.link os.rename os.symlink shutil.move".split())
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 
 
@@ -140,7 +141,7 @@ def _guard(directory: str):
         if event == "open" and str(args[0]).startswith("/proc/") and str(args[0]).endswith(("/environ", "/mem")):
             raise PermissionError(f"not in the sandbox: reading {args[0]}")
         if event in _CHANGES:
-            for path in args[: 2 if event in ("os.link", "os.rename", "shutil.move") else 1]:
+            for path in args[: 2 if event in _TWO_PATHS else 1]:
                 if outside(path):
                     raise PermissionError(f"not in the sandbox: {event} {path}")
 

@@ -172,7 +172,7 @@ def _harmless(item: Statement, known: set[str], functions: set[str], entry_point
         root = call.func if isinstance(call, ast.Call) else None
         while isinstance(root, ast.Attribute):
             root = root.value
-        if not isinstance(root, ast.Name) or root.id in functions or root.id not in known:
+        if not isinstance(root, ast.Name) or root.id in functions:
             return False
     return everything or item.reads <= known
 

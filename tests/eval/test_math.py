@@ -55,6 +55,7 @@ def test_b45_right_answers_score_one_and_wrong_ones_zero(tmp_path):
     for item in TASK.items(data(tmp_path), {}):
         assert TASK.score(item, f"So \\boxed{{{item.target}}}.") == {"math_verify": 1.0, "answered": 1.0}
         assert TASK.score(item, "So \\boxed{17}.") == {"math_verify": 0.0, "answered": 1.0}
+        assert TASK.score(item, TASK.canonical(item))["math_verify"] == 1.0
         assert TASK.score(item, "") == {"math_verify": 0.0, "answered": 0.0}
 
 
