@@ -215,10 +215,10 @@ def test_b11_accounting():
 
     tokens = np.array([5, 6, 7, 8, 9] + [EOS] * 58 + [EOT])
     stats = count(
-        tokens, np.zeros(64, np.int8), SPEC, nfe=4, full_forwards=4, partial_forwards=0, refreshes=0, near_ties=0,
+        tokens, np.zeros(64, np.int8), SPEC, nfe=4, full_forwards=4, partial_forwards=0, refreshes=0, rows=96.0, near_ties=0,
         seconds=2.0, compile_seconds=9.0,
     )  # fmt: skip
-    assert (stats.tokens_non_eos, stats.nfe, stats.tpf, stats.tps) == (5, 4, 1.25, 2.5)
+    assert (stats.tokens_non_eos, stats.nfe, stats.tpf, stats.tps, stats.rows) == (5, 4, 1.25, 2.5, 96.0)
     assert (stats.tpf_all, stats.tps_all, stats.seconds, stats.compile_seconds) == (16.0, 32.0, 2.0, 9.0)
 
 
