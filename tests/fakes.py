@@ -24,6 +24,7 @@ POLESTAR = dict(
     gen_length=16, block_length=8, clusters=4, top_clusters=2, tau_static=0.6, tau_suffix=0.5,
 )  # fmt: skip
 DREAM = dataclasses.replace(SPEC, family="dream", n_kv_heads=2, qkv_bias=True, logit_shift=1, norm_eps=1e-6)
+ONE_LAYER = dataclasses.replace(SPEC, n_layers=1)  # where what is shown does not pass from layer to layer
 
 
 class TableModel(nnx.Module):

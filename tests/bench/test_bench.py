@@ -100,8 +100,15 @@ def test_floor_is_every_weight_and_the_embedding_rows(row):
         assert kind["floor_bytes"] == 4 * (LAYER + HEAD + 32 * embedded[kind["kind"]])
 
 
-@pytest.mark.parametrize("family, shift", [("llada", 0), ("dream", 1)])
-@pytest.mark.parametrize("batch, guidance, layers", [(1, 0.0, 2), (2, 1.5, 1)])
+@pytest.mark.parametrize(
+    ("family", "shift", "batch", "guidance", "layers"),
+    [
+        ("llada", 0, 1, 0.0, 2),
+        ("dream", 1, 2, 1.5, 1),
+        pytest.param("llada", 0, 2, 1.5, 1, marks=pytest.mark.slow),
+        pytest.param("dream", 1, 1, 0.0, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_are_those_of_the_plan(family, shift, batch, guidance, layers):
     model = random_model(f"layers={layers},d_model=32,heads=4,kv_heads=2,vocab=64,family={family}")
     polestar = decoders.polestar(gen_length=16, block_length=8, clusters=3, top_clusters=2, guidance=guidance)

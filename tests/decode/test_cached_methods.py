@@ -46,8 +46,16 @@ def open_rows(run, positions):
     return [run.p + i for i in positions] + [run.p + i - run.shift for i in positions]
 
 
-@SPECS
-@pytest.mark.parametrize(("bound", "recent"), [(1.0, 3), (2.0, 8)])
+@pytest.mark.parametrize(
+    ("spec", "bound", "recent"),
+    [
+        (SPEC, 1.0, 3),
+        (DREAM, 2.0, 8),
+        pytest.param(DREAM, 1.0, 3, marks=pytest.mark.slow),
+        pytest.param(SPEC, 2.0, 8, marks=pytest.mark.slow),
+    ],
+    ids=["llada-often", "dream-seldom", "dream-often", "llada-seldom"],
+)
 def test_entropy_cache_equals_a_plain_loop(spec, bound, recent):
     def rows(run):
         if run.nfe == 0 or run.last_entropy > bound:
@@ -84,7 +92,7 @@ def test_b15_drift_is_reported():
     assert np.nanmax(answer.trace["drift"]) > 1e-3
 
 
-@SPECS
+@pytest.mark.parametrize("spec", [pytest.param(SPEC, marks=pytest.mark.slow), DREAM], ids=["llada", "dream"])
 def test_dkv_cache_equals_a_plain_loop(spec):
     def rows(run):
         if run.span_passes < 2 or run.span_passes % 4 == 0:
@@ -104,8 +112,16 @@ def test_dkv_passes_have_the_fewest_rows_that_hold_what_is_left():
     assert policy.plans[1].also == ("21", "11")
 
 
-@SPECS
-@pytest.mark.parametrize("inside", ["none", "dual"])
+@pytest.mark.parametrize(
+    ("spec", "inside"),
+    [
+        (SPEC, "none"),
+        (DREAM, "dual"),
+        pytest.param(DREAM, "none", marks=pytest.mark.slow),
+        pytest.param(SPEC, "dual", marks=pytest.mark.slow),
+    ],
+    ids=["llada-none", "dream-dual", "dream-none", "llada-dual"],
+)
 def test_dpad_equals_a_plain_loop_that_hides_what_was_drawn(spec, inside):
     model = model_of(spec)
     settings = dict(threshold=0.6, suffix_window=12, suffix_decay=3.0, suffix_scale=2.0, suffix_cache=inside)
@@ -139,14 +155,24 @@ def test_dpad_equals_a_plain_loop_that_hides_what_was_drawn(spec, inside):
     same(decoded(model, decoder), runs)
 
 
-def test_dpad_that_keeps_all_is_the_policy_inside_and_without_a_window_sees_no_suffix():
+@pytest.mark.parametrize(
+    ("inside", "plain"),
+    [
+        ("none", "parallel"),
+        pytest.param("prefix", "fast_dllm_prefix", marks=pytest.mark.slow),
+        pytest.param("dual", "fast_dllm_dual", marks=pytest.mark.slow),
+    ],
+)
+def test_dpad_that_keeps_all_is_the_policy_inside(inside, plain):
     model = model_of(SPEC)
-    for inside, plain in (("none", "parallel"), ("prefix", "fast_dllm_prefix"), ("dual", "fast_dllm_dual")):
-        kept = decoders.dpad(**LENGTHS, suffix_cache=inside, suffix_scale=1e9, suffix_decay=0.0)
-        want = decoded(model, decoders.METHODS[plain].build(**LENGTHS))
-        assert [a.tokens for a in decoded(model, kept)] == [a.tokens for a in want]
+    kept = decoders.dpad(**LENGTHS, suffix_cache=inside, suffix_scale=1e9, suffix_decay=0.0)
+    want = decoded(model, decoders.METHODS[plain].build(**LENGTHS))
+    assert [a.tokens for a in decoded(model, kept)] == [a.tokens for a in want]
+
+
+def test_dpad_without_a_window_sees_no_suffix():
     policy = cache.SuffixDropout(inside=cache.NoCache(), suffix_scale=2.0, suffix_decay=4.0, suffix_window=0)
-    state = engine.init_state(model, decoders.parallel(**LENGTHS), PROMPTS)
+    state = engine.init_state(model_of(SPEC), decoders.parallel(**LENGTHS), PROMPTS)
     dropped = np.asarray(policy.drop(state))[:, state.prompt_columns :]
     assert not dropped[:, :8].any() and dropped[:, 8:].all()
 

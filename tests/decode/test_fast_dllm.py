@@ -18,7 +18,7 @@ from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
 from polestar_jax.generation import generate
 from polestar_jax.loading import load_model
-from tests.fakes import DREAM, SPEC, lively_model
+from tests.fakes import DREAM, ONE_LAYER, SPEC, lively_model
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RUNS = json.loads((DATA / "goldens/fast_dllm/runs.json").read_text())
@@ -148,7 +148,7 @@ def test_what_does_not_go_together_is_refused(settings, message):
 
 
 def test_kernels_change_no_token():
-    model = lively_model(dataclasses.replace(SPEC, n_layers=1), seed=3)
+    model = lively_model(ONE_LAYER, seed=3)
     routes = [decoders.fast_dllm_dual(gen_length=16, block_length=8, kernels=route) for route in ("xla", "interpret")]
     plain, kernels = (generate(model, None, [[5, 4, 3]], decoder)[0].tokens for decoder in routes)
     assert plain == kernels

@@ -17,6 +17,7 @@ from polestar_jax.loading import load_model
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RUNS = json.loads((DATA / "goldens/decode/runs.json").read_text())
+FAST = [name for name in RUNS if name.endswith("_p33")]  # every method and checkpoint, with one length of the prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def models():
     return {name: load_model(DATA / "checkpoints" / name, dtype="float32") for name in ("llada", "llada_gqa", "dream")}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(run, marks=[] if run in FAST else pytest.mark.slow) for run in RUNS])
 def test_golden_trajectory(name, models):
     run, golden = RUNS[name], np.load(DATA / f"goldens/decode/{name}.npz")
     model, prompt = models[run["checkpoint"]], golden["prompt"].tolist()

@@ -10,11 +10,11 @@ import pytest
 from polestar_jax import decoders
 from polestar_jax.decode import engine
 from polestar_jax.generation import generate
-from tests.fakes import POLESTAR, lively_model
+from tests.fakes import ONE_LAYER, POLESTAR, lively_model
 
 
 def test_one_compile_a_bucket_over_fifty_prompts():
-    model, decoder = lively_model(), decoders.polestar(**POLESTAR)
+    model, decoder = lively_model(ONE_LAYER), decoders.polestar(**POLESTAR)
     engine.forget_programs()
     prompts = [[1 + i % 25] * (1 + (7 * i) % 60) for i in range(50)]
     answers = generate(model, None, prompts, decoder)
@@ -25,7 +25,7 @@ def test_one_compile_a_bucket_over_fifty_prompts():
 
 
 def test_the_loop_holds_one_state_however_many_passes_it_takes():
-    model, sizes = lively_model(), {}
+    model, sizes = lively_model(ONE_LAYER), {}
     for tau in (0.05, 1.5):  # an entry a block, or a pass a token
         decoder = decoders.polestar(**POLESTAR | {"tau_static": tau, "current_commit": False, "suffix_commit": False})
         state = engine.init_state(model, decoder, [1, 2, 3])
@@ -42,7 +42,7 @@ def test_a_state_saved_half_way_goes_on_as_if_nothing_had_been(tmp_path):
     """The whole state is a pytree of arrays: orbax stores it, and the loop finishes it."""
     import orbax.checkpoint as ocp
 
-    model, decoder = lively_model(seed=1), decoders.polestar(**POLESTAR)
+    model, decoder = lively_model(ONE_LAYER, seed=1), decoders.polestar(**POLESTAR)
     whole = engine.decode(model, decoder, engine.init_state(model, decoder, [3, 1, 4]))
     state = engine.init_state(model, decoder, [3, 1, 4])
     run = jax.jit(lambda state: engine.step(model, decoder, state))

@@ -22,7 +22,7 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 GOLDENS = DATA / "goldens/polestar"
 RUNS = sorted(path.stem for path in GOLDENS.glob("*_p*.npz"))
 CHECKPOINTS = {"llada": "llada", "llada_gqa": "llada_gqa", "dream": "dream", "llada1l": "llada_1layer"}
-FAST = ("dream_paper_window_1_0_p33", "llada_paper_default_p33", "llada_polestar_p7_g64_b16")
+FAST = ("dream_paper_window_1_0_p33", "llada_paper_default_p33", "llada1l_polestar_skip_p33_g128_b8")
 EXACT = ("tokens", "kind", "block", "reason", "step", "cluster_selected", "token_selected", "labels")
 
 

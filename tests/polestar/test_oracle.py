@@ -22,6 +22,11 @@ GOLDENS = DATA / "goldens/polestar"
 PAPER_RUNS = sorted(path.stem for path in GOLDENS.glob("*_paper_*.npz"))
 RELEASE_RUNS = sorted(path.stem for path in GOLDENS.glob("*_polestar_*.npz"))
 CHECKPOINTS = {"llada": "llada", "llada_gqa": "llada_gqa", "dream": "dream", "llada1l": "llada_1layer"}
+FAST = (
+    "dream_paper_history1_p33", "dream_paper_window_1_0_p33", "llada_gqa_paper_K4_p33", "llada_gqa_paper_nvfp4_direct_p33",
+    "llada_paper_default_p33", "llada_paper_every_step_p33", "llada1l_polestar_skip_p33_g128_b8",
+    "llada_gqa_polestar_p33_g128_b16", "llada_polestar_p7_g64_b16",
+)  # fmt: skip
 EXACT = ("block", "kind", "tokens", "step", "reason", "cluster_selected", "token_selected", "labels")
 IDS = {"mask_id": 259, "eos_id": 257}
 
@@ -53,10 +58,14 @@ def assert_equal(run: polestar.Run, golden: dict[str, np.ndarray], *, tolerance:
 
 
 def test_goldens_are_there():
-    assert len(PAPER_RUNS) == 14 and len(RELEASE_RUNS) == 6
+    assert len(PAPER_RUNS) == 14 and len(RELEASE_RUNS) == 6 and set(FAST) <= {*PAPER_RUNS, *RELEASE_RUNS}
 
 
-@pytest.mark.parametrize("name", PAPER_RUNS)
+def some_slow(runs: list[str]) -> list:
+    return [pytest.param(run, marks=[] if run in FAST else pytest.mark.slow) for run in runs]
+
+
+@pytest.mark.parametrize("name", some_slow(PAPER_RUNS))
 def test_paper_runs(name, references):
     run, golden = run_golden(name, references)
     assert_equal(run, golden, tolerance=5e-3)
@@ -64,7 +73,7 @@ def test_paper_runs(name, references):
     assert noted == pytest.approx(float(golden["margin"]), abs=1e-6)  # the recorded one leaves these two out
 
 
-@pytest.mark.parametrize("name", RELEASE_RUNS)
+@pytest.mark.parametrize("name", some_slow(RELEASE_RUNS))
 def test_release_runs(name, references):
     run, golden = run_golden(name, references, eager_fallback=True)
     assert_equal(run, golden, tolerance=5e-5)

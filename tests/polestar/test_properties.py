@@ -24,7 +24,7 @@ from polestar_jax.decode.trace import Trace
 from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.loading import load_model
-from tests.fakes import DREAM, POLESTAR, SPEC, lively_model
+from tests.fakes import DREAM, ONE_LAYER, POLESTAR, SPEC, lively_model
 from tests.oracles import numpy_model, polestar
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -158,7 +158,7 @@ def test_sparse_equals_dense(dream):
 
 def test_a_batch_of_unequal_prompts_equals_single_runs():
     """Neighbours enter blocks and refresh at other times, and change nothing: tokens, passes and reasons."""
-    model = models(2, False)
+    model = lively_model(ONE_LAYER, 2)
     prompts = [[5] * 3, list(range(20)), [7, 8, 9, 10] * 10, [1]]
     decoder = decoders.polestar(**POLESTAR)
     together = generate(model, None, prompts, decoder, batch_size=4)
@@ -171,7 +171,8 @@ def test_a_batch_of_unequal_prompts_equals_single_runs():
     assert sum(answer.stats.refreshes for answer in together) > 0
 
 
-@pytest.mark.parametrize("capacity", [pytest.param(4, marks=pytest.mark.slow), 13])
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [4, 13])
 def test_packed_packets_equal_whole_windows(capacity):
     """Layers that select up to 13 rows of 24 and layers that select more; 4 hold the rows of hardly any."""
     model, values = (
@@ -225,7 +226,7 @@ def test_policies_that_do_not_go_together_are_refused():
 
 
 def test_threshold_above_one_commits_one_token_a_pass():
-    model = models(3, False)
+    model = lively_model(ONE_LAYER, 3)
     decoder = decoders.polestar(**POLESTAR | {"tau_static": 1.5} | DRIFT_ONLY_ON_CACHE)
     state = engine.decode(model, decoder, engine.init_state(model, decoder, [2, 3]))
     assert int(state.nfe[0]) == 16 and sorted(state.committed_at[0].tolist()) == list(range(16))

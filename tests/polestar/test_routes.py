@@ -19,7 +19,7 @@ from polestar_jax.errors import InputError
 from polestar_jax.generation import generate, trace_arrays
 from polestar_jax.loading import load_model
 from polestar_jax.polestar import residency
-from tests.fakes import DREAM, SPEC, lively_model
+from tests.fakes import DREAM, ONE_LAYER, lively_model
 from tests.polestar.test_goldens import DATA, GOLDENS, settings_of
 
 SMALL = dict(gen_length=16, block_length=8, clusters=4, top_clusters=2, tau_static=0.6, refresh_step=0)
@@ -35,7 +35,8 @@ def decoded(model, prompt, **settings):
 @pytest.mark.parametrize(
     ("checkpoint", "name"),
     [
-        ("llada", "llada_paper_default_p20"),
+        ("llada_1layer", "llada1l_polestar_skip_p33_g128_b8"),
+        pytest.param("llada", "llada_paper_default_p20", marks=pytest.mark.slow),
         pytest.param("dream", "dream_paper_default_p7", marks=pytest.mark.slow),
         pytest.param("llada_gqa", "llada_gqa_paper_default_p7", marks=pytest.mark.slow),
         pytest.param("llada", "llada_paper_every_step_p33", marks=pytest.mark.slow),
@@ -53,7 +54,7 @@ def test_b62_interpreted_kernels_reproduce_the_recorded_run(checkpoint, name):
     assert int(state.nfe[0]) == int(golden["nfe"])
     for field in EXACT:
         np.testing.assert_array_equal(ours[field], golden[field], err_msg=field)
-    for field in ("drift", "delta", "cluster_drift"):
+    for field in {"drift", "delta", "cluster_drift"} & set(golden):
         np.testing.assert_allclose(ours[field], golden[field], rtol=0, atol=5e-3, err_msg=field)
 
 
@@ -83,7 +84,7 @@ def test_strict_kernels_refuse_what_cannot_be_had_and_others_fall_back(caplog, m
 
 
 def test_kernels_that_the_environment_or_a_context_names_make_a_program_of_their_own(monkeypatch):
-    model = lively_model(dataclasses.replace(SPEC, n_layers=1))
+    model = lively_model(ONE_LAYER)
     decoder = decoders.parallel(gen_length=8, block_length=8)
     engine.forget_programs()
     plain = generate(model, None, [[1, 2]], decoder)[0].tokens
