@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention import Distribution, attend, measure
-from polestar_jax.decode.policy import Plan, Wanted
+from polestar_jax.decode.policy import CachePolicy, Plan, Wanted
 from polestar_jax.decode.rows import KEYS, VALUES, Picked, Rows, block_rows
 from polestar_jax.decode.state import DecodeState, Scores, by_position, kept
 from polestar_jax.models.denoiser import Denoiser
@@ -26,6 +26,24 @@ class Cache:
 
     def observe(self, own: Any, scores: Scores, accept: jax.Array, state: DecodeState) -> Any:
         return own
+
+
+class Wrapping(Cache):
+    """A policy around another, ``inside``, whose plans it has and whose needs it meets."""
+
+    inside: CachePolicy
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return self.inside.plans
+
+    @property
+    def gives(self) -> frozenset[str]:
+        return self.inside.gives
+
+    @property
+    def block_length(self) -> int | None:
+        return getattr(self.inside, "block_length", None)
 
 
 class KV(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import Cache
-from polestar_jax.decode.policy import CachePolicy, Plan, Wanted
+from polestar_jax.cache.base import Wrapping
+from polestar_jax.decode.policy import CachePolicy, Wanted
 from polestar_jax.decode.sampling import SUFFIX_NOISE
 from polestar_jax.decode.state import DecodeState, Pass, Scores
 from polestar_jax.models.denoiser import Denoiser
@@ -25,7 +25,7 @@ class Dropped(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SuffixDropout(Cache):
+class SuffixDropout(Wrapping):
     """Another policy, with a suffix that is drawn anew at each block's entry: the position j behind the block stays with
     probability min(1, ``suffix_scale`` phi(``suffix_decay`` j / (``suffix_window`` - 1))), phi the standard normal density, and
     those beyond ``suffix_window`` never.
@@ -47,18 +47,6 @@ class SuffixDropout(Cache):
         "suffix_decay": {"llada": 4.0, "dream": 4.0},
         "suffix_window": {"llada": 256, "dream": 256},
     }
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        return self.inside.plans
-
-    @property
-    def gives(self) -> frozenset[str]:
-        return self.inside.gives
-
-    @property
-    def block_length(self) -> int | None:
-        return getattr(self.inside, "block_length", None)
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         return self.inside.wants(spec, state.replace(cache=state.cache.inside))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import Cache
-from polestar_jax.decode.policy import CachePolicy, Plan, Wanted
+from polestar_jax.cache.base import Wrapping
+from polestar_jax.decode.policy import CachePolicy, Wanted
 from polestar_jax.decode.state import DecodeState, Pass, Scores
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.schedule.cycles import Cycles
@@ -17,7 +17,7 @@ from polestar_jax.spec import ModelSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Truncated(Cache):
+class Truncated(Wrapping):
     """Another policy whose columns from the span's end on are hidden in every fast pass of a cycle but the first.
 
     They are computed all the same: canvases keep their shape.
@@ -31,18 +31,6 @@ class Truncated(Cache):
     truncate: bool = True
 
     follows: ClassVar = Cycles
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        return self.inside.plans
-
-    @property
-    def gives(self) -> frozenset[str]:
-        return self.inside.gives
-
-    @property
-    def block_length(self) -> int | None:
-        return getattr(self.inside, "block_length", None)
 
     def wants(self, spec: ModelSpec, state: DecodeState) -> jax.Array:
         return self.inside.wants(spec, state)
