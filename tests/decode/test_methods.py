@@ -197,7 +197,7 @@ def test_named_combinations_of_the_paper_decode():
     model = model_of("llada")
     for method, parts in (
         ("polestar", dict(cache="dual")),
-        ("polestar", dict(commit="klass")),
+        ("polestar", dict(commit="klass", kl_threshold=5.0, threshold=0.3)),
         ("polestar", dict(schedule="adablock")),
         ("polestar", dict(schedule="adablock", cache="dual")),
     ):
