@@ -135,6 +135,21 @@ def every_read(state: DecodeState, shift: int) -> tuple[jax.Array, jax.Array]:
     return state.prompt_columns + target - shift, target
 
 
+def wanted_reads(wanted: Wanted, state: DecodeState, shift: int) -> tuple[jax.Array, jax.Array]:
+    """The same of what a pass over every row scores: the span, or all generated positions where the commit rule wants more."""
+    return span_reads(wanted, state, shift) if wanted.needs.rows == "span" else every_read(state, shift)
+
+
+def scored_rows(
+    x: jax.Array, rows: Rows | Picked, wanted: Wanted, state: DecodeState, shift: int, *, full: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Of a pass's states x [b, r, d] those to score and their positions: of every row the wanted ones, of picked rows all."""
+    if not full:
+        return x, row_reads(rows, state, shift)
+    read, target = wanted_reads(wanted, state, shift)
+    return jnp.take_along_axis(x, read[..., None], axis=1), target
+
+
 def row_reads(rows: Rows | Picked, state: DecodeState, shift: int) -> jax.Array:
     """The position that each of these rows scores, i32 [b, r], G where none."""
     target = rows.columns - state.prompt_columns + shift

@@ -7,16 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import (
-    Cache,
-    Cached,
-    computed,
-    every_read,
-    live_rows,
-    nothing_cached,
-    row_reads,
-    span_reads,
-)
+from polestar_jax.cache.base import Cache, Cached, computed, live_rows, nothing_cached, scored_rows
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import every_row, picked
 from polestar_jax.decode.state import FULL_ENTRY, REFRESH_STEP, STEP, DecodeState, Pass
@@ -70,11 +61,7 @@ class DelayedCache(Cache):
         shift, full = model.spec.logit_shift, plan == FULL
         rows = every_row(state) if full else picked(self.chosen(state, shift), min(int(plan), state.tokens.shape[1]))
         x, layers, _ = computed(model, state, state.cache.layers, rows)
-        if full:
-            read, target = span_reads(wanted, state, shift) if wanted.needs.rows == "span" else every_read(state, shift)
-            x = jnp.take_along_axis(x, read[..., None], axis=1)
-        else:
-            target = row_reads(rows, state, shift)
+        x, target = scored_rows(x, rows, wanted, state, shift, full=full)
         kind = jnp.where(state.entering, FULL_ENTRY, REFRESH_STEP) if full else jnp.full(state.done.shape, STEP)
         own = state.cache._replace(layers=layers)
         return Pass(x, target, kind, jnp.full(state.done.shape, full), live_rows(rows, state), own)

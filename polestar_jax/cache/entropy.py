@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.cache.base import KV, Cache, computed, every_read, live_rows, nothing_cached, row_reads, span_reads
+from polestar_jax.cache.base import KV, Cache, computed, live_rows, nothing_cached, scored_rows
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import Picked, every_row, picked
 from polestar_jax.decode.state import FULL_ENTRY, LOCAL_ENTRY, REFRESH_STEP, STEP, DecodeState, Pass, Scores
@@ -57,11 +57,7 @@ class EntropyCache(Cache):
         shift, full = model.spec.logit_shift, plan == FULL
         rows = every_row(state) if full else self.chosen(state, shift)
         x, layers, _ = computed(model, state, state.cache.layers, rows)
-        if full:
-            read, target = span_reads(wanted, state, shift) if wanted.needs.rows == "span" else every_read(state, shift)
-            x = jnp.take_along_axis(x, read[..., None], axis=1)
-        else:
-            target = row_reads(rows, state, shift)
+        x, target = scored_rows(x, rows, wanted, state, shift, full=full)
         entry, step = (FULL_ENTRY, REFRESH_STEP) if full else (LOCAL_ENTRY, STEP)
         kind = jnp.where(state.entering, entry, step)
         own = EntropyState(layers, state.cache.entropy)

@@ -17,11 +17,11 @@ from polestar_jax.cache.base import (
     Cached,
     computed,
     drifted,
-    every_read,
     live_rows,
     nothing_cached,
     row_reads,
     span_reads,
+    wanted_reads,
 )
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import Rows, Run, block_rows, every_row, rows_of
@@ -88,8 +88,7 @@ class DualCache(Cache):
 
     def reads(self, wanted: Wanted, state: DecodeState, plan: str, shift: int) -> tuple[jax.Array, jax.Array]:
         """Columns that are read and the positions they score."""
-        every = plan == ENTRY and wanted.needs.rows != "span"
-        return every_read(state, shift) if every else span_reads(wanted, state, shift)
+        return wanted_reads(wanted, state, shift) if plan == ENTRY else span_reads(wanted, state, shift)
 
     def inside(self, state: DecodeState, plan: str, shift: int) -> Rows:
         """The rows of a pass inside a block."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention import Distribution, attend, measure
-from polestar_jax.cache.base import Cache, drifted, every_read, nowhere, row_reads, span_reads
+from polestar_jax.cache.base import Cache, drifted, nowhere, row_reads, wanted_reads
 from polestar_jax.decode.policy import Wanted
 from polestar_jax.decode.rows import every_row
 from polestar_jax.decode.state import FULL_ENTRY, STEP, DecodeState, Pass
@@ -42,7 +42,7 @@ class NoCache(Cache):
         if needs.rows == "canvas":
             target = row_reads(every_row(state), state, shift)
         else:
-            column, target = span_reads(wanted, state, shift) if needs.rows == "span" else every_read(state, shift)
+            column, target = wanted_reads(wanted, state, shift)
             rows = jnp.take_along_axis(rows, column[..., None], axis=1)
         kind = jnp.where(state.entering, FULL_ENTRY, STEP)
         computed = jnp.sum(state.positions >= 0, axis=-1)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.attention import attend, measure
-from polestar_jax.cache.base import Cache, every_read, live_rows, span_reads
+from polestar_jax.cache.base import Cache, live_rows, span_reads, wanted_reads
 from polestar_jax.decode.policy import Plan, Wanted
 from polestar_jax.decode.rows import block_rows, every_row, picked
 from polestar_jax.decode.state import FULL_ENTRY, STEP, DecodeState, Pass, kept
@@ -99,8 +99,7 @@ class SparseCache(Cache):
                 projected.q, k, v, q_positions=positions, k_positions=at, theta=model.spec.rope_theta, valid=valid
             )
             x = layer.finish(x, heads)
-        every = entry and wanted.needs.rows != "span"
-        read, target = every_read(state, shift) if every else span_reads(wanted, state, shift)
+        read, target = wanted_reads(wanted, state, shift) if entry else span_reads(wanted, state, shift)
         here = jnp.clip(read - rows.columns[:, :1], 0, x.shape[1] - 1)  # of rows that are consecutive
         x = jnp.take_along_axis(x, here[..., None], axis=1)
         kind, full = jnp.int32(FULL_ENTRY if entry else STEP), jnp.bool_(entry)

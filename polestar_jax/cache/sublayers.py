@@ -9,6 +9,7 @@ prompt row scores the first generated position: it is computed with the generati
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ class Stream(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Partial(Cache):
+class Partial(Cache, abc.ABC):
     """A policy that recomputes picked rows; :meth:`pick` says which.
 
     Attributes:
@@ -68,9 +69,9 @@ class Partial(Cache):
             if value is not None and value < 1:
                 raise InputError(f"{name} {value!r} is not accepted: a whole number >= 1, or None")
 
+    @abc.abstractmethod
     def pick(self, spec: ModelSpec, state: DecodeState, layer: int, moved: jax.Array) -> Picked:
         """The generated rows that a layer recomputes, from 1 - cosine of their values and the cached ones, f32 [b, G]."""
-        raise NotImplementedError
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -118,7 +118,7 @@ def _fresh(
         active=jnp.ones(b, bool),
         done=jnp.zeros(b, bool),
         finite=jnp.ones(b, bool),
-        schedule=decoder.schedule.init(b, gen_length) if hasattr(decoder.schedule, "init") else (),
+        schedule=decoder.schedule.init(b, gen_length),
         commit=_rule(decoder).init(b, gen_length),
         trace=trace,
     )
@@ -195,8 +195,6 @@ def _served(decoder: Decoder, state: DecodeState, plan: int, spec: ModelSpec) ->
 
 def _fitted(decoder: Decoder, state: DecodeState, scores: Scores) -> tuple[DecodeState, Scores]:
     """The state with its spans as the schedule sees them now that they have been scored, and the scores for these."""
-    if not hasattr(decoder.schedule, "fit"):
-        return state, scores
     end, own = decoder.schedule.fit(scores, state)
     end = jnp.where(state.active, jnp.minimum(end, state.span_start + decoder.schedule.capacity), state.span_end)
     state = state.replace(span_end=end, schedule=kept(state.active, own, state.schedule))
@@ -209,8 +207,6 @@ def _observed(
     decoder: Decoder, state: DecodeState, result: Pass, scores: Scores, accept: jax.Array, spec: ModelSpec
 ) -> Any:
     """The cache policy's pytree, once it knows what is committed."""
-    if not hasattr(decoder.cache, "observe"):
-        return result.cache
     seen = doubled(decoder, (scores, accept))
     return decoder.cache.observe(result.cache, *seen, guided(state, decoder, spec))
 

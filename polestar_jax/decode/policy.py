@@ -168,12 +168,10 @@ class Decoder:
     chosen: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self):
-        for part, methods in (("schedule", ("next",)), ("cache", ("init", "forward")), ("commit", ("init", "select"))):
+        for part, methods in _METHODS.items():
             policy = getattr(self, part)
             if isinstance(policy, type) or not all(hasattr(policy, method) for method in methods):
-                raise InputError(
-                    f"{part} {policy!r} is not accepted: a policy with {' and '.join(methods)}, already made"
-                )
+                raise InputError(f"{part} {policy!r} is not accepted: a policy with {', '.join(methods)}, already made")
             if not dataclasses.is_dataclass(policy):
                 raise InputError(
                     f"{part} {type(policy).__name__} is not accepted: a frozen dataclass, compared by value"
@@ -243,6 +241,11 @@ class Decoder:
         return own | dict(self.chosen)
 
 
+_METHODS = {
+    "schedule": ("init", "next", "fit", "most"),
+    "cache": ("init", "wants", "forward", "observe"),
+    "commit": ("init", "select"),
+}
 _NEEDED = {
     "drift": "token drift",
     "attention": "the attention of every row",
