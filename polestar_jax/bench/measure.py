@@ -1,7 +1,8 @@
 """Measuring methods side by side: whole decodes, and single passes of each kind beside their bare products.
 
 Everything is measured in rounds, each method's turn once a round, so that a machine that gets slower or faster does so for all
-of them; what is reported is the median. Compiling and one warm-up are no part of it.
+of them; what is reported is the median, and how far the rounds are apart. How much faster one method is than another is told by
+the rounds' ratios. Compiling and one warm-up are no part of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,9 +73,10 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One method's decode of one batch.
+    """One run's decode of one batch.
 
     Attributes:
+      run: its key, such as ``polestar[alpha=5]``.
       decoder: the method.
       compile_seconds: of the whole loop (0 where it was known already).
       seconds: wall times of the loop.
@@ -84,6 +86,7 @@ class Measured:
       kinds: the kinds of passes that occurred.
     """
 
+    run: str
     decoder: Decoder
     compile_seconds: float
     seconds: tuple[float, ...]
@@ -117,23 +120,33 @@ class Measured:
         """Share of the loop's time beyond that of its products."""
         return 1 - self.bare_ms / self.ms
 
+    def faster(self, other: Measured) -> tuple[float, ...]:
+        """How many times as many tokens a second as the other, all positions counted: a number a round."""
+        ratio = self.tokens / other.tokens
+        return tuple(ratio * theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
+
+
+def spread(samples: Sequence[float]) -> float:
+    """How far samples are apart: the largest less the smallest, over their median."""
+    return (max(samples) - min(samples)) / statistics.median(samples)
+
 
 def bench(
     model: Denoiser,
-    decoders: Sequence[Decoder],
+    runs: Mapping[str, Decoder],
     prompts: Sequence[Sequence[int]],
     *,
     repeats: int = 5,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> list[Measured]:
-    """Measure each decoder on one batch of prompts.
+    """Measure each run's decoder on one batch of prompts.
 
     Args:
       model: the denoiser.
-      decoders: the methods, all with one gen_length.
+      runs: the decoders by key.
       prompts: token ids of each sequence of the batch.
-      repeats: rounds, in each of which every method decodes once and runs each kind of pass PASSES_A_ROUND times.
+      repeats: rounds, in each of which every run decodes once and runs each kind of pass PASSES_A_ROUND times.
       seed: of the sampling noise.
       on_progress: called with a line on what is done now.
 
@@ -141,21 +154,21 @@ def bench(
       InputError: no decoder, prompts that cannot be used, or a method that does not go with the model.
       RunError: a decode that left positions undecided, or logits that are not finite.
     """
-    if not decoders or repeats < 1:
+    if not runs or repeats < 1:
         raise InputError("a bench needs at least one method and one repeat")
     batch = [list(prompt) for prompt in prompts]
-    decoders = [decoder.for_model(model.spec) for decoder in decoders]
-    for decoder in decoders:  # refused before anything is compiled
+    decoders = {key: decoder.for_model(model.spec) for key, decoder in runs.items()}
+    for decoder in decoders.values():  # refused before anything is compiled
         jax.eval_shape(lambda decoder=decoder: engine.init_state(model, decoder, batch, seed=seed))
-    runs = []
-    for decoder in decoders:
-        on_progress(f"{decoder.name}: compiling, and one decode to warm up")
-        runs.append(_Run(model, decoder, batch, seed))
+    programs = {}
+    for key, decoder in decoders.items():
+        on_progress(f"{key}: compiling, and one decode to warm up")
+        programs[key] = _Run(model, decoder, batch, seed)
     for i in range(repeats):
-        for run in runs:
-            on_progress(f"round {i + 1} of {repeats}: {run.decoder.name}")
+        for key, run in programs.items():
+            on_progress(f"round {i + 1} of {repeats}: {key}")
             run.round()
-    return [run.measured() for run in runs]
+    return [run.measured(key) for key, run in programs.items()]
 
 
 def by_kind(
@@ -193,32 +206,39 @@ class _Run:
     """A method's programs, made and warmed up, and its times so far."""
 
     def __init__(self, model: Denoiser, decoder: Decoder, batch: list[list[int]], seed: int):
-        self.decoder = decoder
-        self._decode = lambda: generation.run(model, decoder, batch, seed=seed)
-        warm = self._decode()
+        self._start = lambda: jax.block_until_ready(engine.init_state(model, decoder, batch, seed=seed))
+        start = self._start()
+        # Kept here: the engine keeps few, and with many runs each round would compile all of them again.
+        self._loop, compile_seconds = engine.compile_decode(model, decoder, start)
+        _, self._weights = engine.split(model)
+        warm = generation.Finished(*self._decode(), compile_seconds)
         stats = [answer.stats for answer in generation.answers(warm, batch, model, decoder, None)]
-        start = engine.init_state(model, decoder, batch, seed=seed)
         self._fixed = dict(
             decoder=decoder,
-            compile_seconds=warm.compile_seconds,
+            compile_seconds=compile_seconds,
             passes=int(warm.state.passes),
             nfe=sum(each.nfe for each in stats),
             tokens=len(batch) * decoder.gen_length,
             tokens_non_eos=sum(each.tokens_non_eos for each in stats),
-            peak_bytes=_peak_bytes(engine.compile_decode(model, decoder, start)[0]),
+            peak_bytes=_peak_bytes(self._loop),
         )
         self._seconds: list[float] = []
         self._kinds = _kinds(model, decoder, start, self._fixed["passes"])
 
+    def _decode(self) -> tuple[DecodeState, float]:
+        state = self._start()
+        started = time.perf_counter()
+        return jax.block_until_ready(self._loop(self._weights, state)), time.perf_counter() - started
+
     def round(self) -> None:
-        self._seconds.append(self._decode().seconds)
+        self._seconds.append(self._decode()[1])
         for kind in self._kinds:
             for _ in range(PASSES_A_ROUND):
                 kind.time()
 
-    def measured(self) -> Measured:
+    def measured(self, key: str) -> Measured:
         kinds = tuple(kind.measured() for kind in self._kinds)
-        return Measured(seconds=tuple(self._seconds), kinds=kinds, **self._fixed)
+        return Measured(run=key, seconds=tuple(self._seconds), kinds=kinds, **self._fixed)
 
 
 class _KindRun:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import re
+import statistics
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from polestar_jax.bench.measure import Kind, Measured
+from polestar_jax.bench.measure import Kind, Measured, spread
+from polestar_jax.decoders.variants import BASELINES
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
 
 NOTES = (
-    "x first: tokens per second, all positions counted, against the first method. ms, bare: a pass (above, the loop's time",
-    "shared out; below, one called alone, the call included), and its products with the weights alone. overhead: share of the",
-    "time that is not those: attention, cache, scores, commits, the loop. rows: through q, k and v / the rest of a layer / the",
-    "head. floor: the weights that a pass must read; GB/s: those over its time; touched: what its compiled operations read and",
-    "write, by the compiler's count.",
+    "x vanilla, x parallel: tokens per second, all positions counted, against that method: the median of the rounds' ratios, and",
+    "the lowest and highest; only where both are measured. ms, bare: a pass (above, the loop's time shared out; below, one",
+    "called alone, the call included), and its products with the weights alone. spread: of those times, largest less smallest,",
+    "over the median. overhead: share of the time that is not bare: attention, cache, scores, commits, the loop. rows: through",
+    "q, k and v / the rest of a layer / the head. floor: the weights that a pass must read; GB/s: those over its time; touched:",
+    "what its compiled operations read and write, by the compiler's count.",
 )
 
 
@@ -65,11 +68,22 @@ def sizes(spec: ModelSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_json(measured: Measured, first: Measured) -> dict[str, Any]:
-    """One method's numbers; times in seconds, or in milliseconds where the name says so, medians unless lists."""
+def speedups(measured: Measured, results: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Against each of BASELINES, in tokens a second: median, lowest and highest of the rounds; {} unless all were measured."""
+    bases = {name: [each for each in results if each.run == name] for name in BASELINES}
+    if not all(bases.values()):
+        return {}
+    ratios = {name: measured.faster(base) for name, (base,) in bases.items()}
+    return {name: {"median": statistics.median(r), "lowest": min(r), "highest": max(r)} for name, r in ratios.items()}
+
+
+def as_json(measured: Measured, results: Sequence[Measured]) -> dict[str, Any]:
+    """One run's numbers, of ``results``; times in seconds, or in milliseconds where the name says so, medians unless lists."""
     m = measured
     return {
+        "run": m.run,
         "method": m.decoder.name,
+        "block_length": m.decoder.settings()["block_length"],
         "compile_seconds": m.compile_seconds,
         "passes": m.passes,
         "nfe": m.nfe,
@@ -79,8 +93,9 @@ def as_json(measured: Measured, first: Measured) -> dict[str, Any]:
         "tps": m.tokens_non_eos / m.median_seconds,
         "tpf_all": m.tokens / m.nfe,
         "tps_all": m.tps_all,
-        "speedup": m.tps_all / first.tps_all,
+        "speedups": speedups(m, results),
         "seconds": m.median_seconds,
+        "spread": spread(m.seconds),
         "seconds_each": list(m.seconds),
         "ms_per_forward": m.ms,
         "bare_ms_per_forward": m.bare_ms,
@@ -98,6 +113,7 @@ def _kind_json(kind: Kind) -> dict[str, Any]:
         "compile_seconds": kind.compile_seconds,
         "ms": kind.ms,
         "bare_ms": kind.bare_ms,
+        "spread": spread(kind.seconds),
         "overhead_share": kind.overhead_share,
         "rows": {
             "embedded": kind.rows.embedded,
@@ -121,15 +137,16 @@ def table(results: Sequence[Measured], model: Denoiser, run: dict[str, Any]) -> 
         for name in ("allocator_peak_bytes", "allocator_limit_bytes")
         if name in about
     )
+    blocks = "/".join(dict.fromkeys(str(each.decoder.settings()["block_length"]) for each in results))
     lines = [
         f"machine: {about['cpu']}, {about['cores']} of {about['cores_all']} cores; {about['platform']} {about['device']} "
         f"x {about['devices']}{used}; jax {about['jax']}{flags}",
         f"model: {run['model']}, {shape['family']}, {shape['layers']} layers, d {shape['d_model']}, vocabulary "
         f"{shape['vocab']}, {shape['parameters'] / 1e6:,.1f} M parameters, {model.dtype}",
-        f"run: batch {run['batch_size']}, prompt {run['prompt_length']}, gen {run['gen_length']}, block {run['block_length']}; "
+        f"run: batch {run['batch_size']}, prompt {run['prompt_length']}, gen {run['gen_length']}, block {blocks}; "
         f"medians of {run['repeats']} repeats, interleaved",
         "",
-        *aligned([_METHOD, *(_method_row(m, results[0]) for m in results)], words={0}),
+        *aligned([_RUN, *(_run_row(m, results) for m in results)], words={0}),
         "",
         *aligned([_PASS, *(_kind_row(m, kind) for m in results for kind in m.kinds)], words={0, 1}),
         "",
@@ -138,15 +155,18 @@ def table(results: Sequence[Measured], model: Denoiser, run: dict[str, Any]) -> 
     return "\n".join(lines)
 
 
-_METHOD = "method|tokens|passes|NFE|TPF|TPS|x first|ms|bare|overhead|peak MiB|compile s".split("|")
-_PASS = "method|pass|count|ms|bare|overhead|rows|floor MiB|GB/s|touched/floor|compile s".split("|")
+_RUN = [*"run|tokens|passes|NFE|TPF|TPS".split("|"), *(f"x {name}" for name in BASELINES)]
+_RUN += "ms|spread|bare|overhead|peak MiB|compile s".split("|")
+_PASS = "run|pass|count|ms|spread|bare|overhead|rows|floor MiB|GB/s|touched/floor|compile s".split("|")
 
 
-def _method_row(m: Measured, first: Measured) -> list[str]:
-    row = as_json(m, first)
+def _run_row(m: Measured, results: Sequence[Measured]) -> list[str]:
+    row = as_json(m, results)
+    faster = [row["speedups"].get(name) for name in BASELINES]
     return [
-        row["method"], str(row["tokens_non_eos"]), str(row["passes"]), str(row["nfe"]), f"{row['tpf']:.2f}",
-        f"{row['tps']:.2f}", f"{row['speedup']:.2f}", f"{row['ms_per_forward']:.3f}", f"{row['bare_ms_per_forward']:.3f}",
+        row["run"], str(row["tokens_non_eos"]), str(row["passes"]), str(row["nfe"]), f"{row['tpf']:.2f}", f"{row['tps']:.2f}",
+        *(f"{x['median']:.2f} ({x['lowest']:.2f}-{x['highest']:.2f})" if x else "-" for x in faster),
+        f"{row['ms_per_forward']:.3f}", f"{row['spread']:.0%}", f"{row['bare_ms_per_forward']:.3f}",
         f"{row['overhead_share']:.1%}", _mebibytes(row["peak_memory_bytes"]), f"{row['compile_seconds']:.1f}",
     ]  # fmt: skip
 
@@ -156,7 +176,7 @@ def _kind_row(m: Measured, kind: Kind) -> list[str]:
     through = "/".join(_range(values) for values in (kind.rows.projected, kind.rows.finished, (kind.rows.scored,)))
     over = "-" if row["bytes_over_floor"] is None else f"{row['bytes_over_floor']:.1f}"
     return [
-        m.decoder.name, row["kind"], str(row["passes"]), f"{row['ms']:.3f}", f"{row['bare_ms']:.3f}",
+        m.run, row["kind"], str(row["passes"]), f"{row['ms']:.3f}", f"{row['spread']:.0%}", f"{row['bare_ms']:.3f}",
         f"{row['overhead_share']:.1%}", through, _mebibytes(row["floor_bytes"]),
         f"{row['floor_bytes_per_second'] / 1e9:.2f}", over, f"{row['compile_seconds']:.1f}",
     ]  # fmt: skip

@@ -29,7 +29,8 @@ MEASURED = {
 COMPILED = {"methods": "polestar", "prompt_length": 1024, "gen_length": 256, "batch_size": 1, "dtype": "bfloat16"}
 # Options that go with the one or the other alone, by attribute.
 MEASURED_ONLY = {
-    "random": "--random", "settings": "--set", "repeats": "--repeats", "seed": "--seed", "cache_dir": "--cache-dir",
+    "random": "--random", "settings": "--set", "sweep": "--sweep", "repeats": "--repeats", "seed": "--seed",
+    "cache_dir": "--cache-dir",
 }  # fmt: skip
 COMPILED_ONLY = {"layers": "--layers", "ptx": "--ptx"}
 NUMBERS = {"prompt_length": (1, 2**17), "gen_length": (1, 2**17), "batch_size": (1, 4096), "repeats": (1, 1000)}
@@ -46,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
         metavar="A,B",
-        help=f"see `polestar methods` (default: {MEASURED['methods']}; with --aot: {COMPILED['methods']})",
+        help=f"all, or names, each with settings of its own in brackets if it has any: A[KEY=VALUE,...]; with --aot names alone "
+        f"(default: {MEASURED['methods']}; with --aot: {COMPILED['methods']})",
     )
     parser.add_argument("--aot", choices=TARGETS, help="compile for this GPU instead of measuring; needs no GPU")
     which = parser.add_mutually_exclusive_group()
@@ -80,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="[METHOD.]KEY=VALUE", dest="settings",
         help="a setting of one method, or of all that have it; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sweep", action="append", default=[], metavar="[METHOD.]KEY=A,B,...",
+        help="a run for each value, of one method or of all that have the setting; several: one after the other",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, prompts and samples (default: 0)")
     parser.add_argument(
@@ -130,17 +136,18 @@ def _compiled(args: argparse.Namespace) -> int:
     from polestar_jax.bench import compiled
     from polestar_jax.models.published import PUBLISHED
 
-    decoders = build_decoders(args)
+    decoders = _decoders(args)
+    if variants := [key for key, decoder in decoders.items() if key != decoder.name]:
+        raise InputError(f"--methods {variants[0]} does not go with --aot: names alone")
     size = dict(
         layers=args.layers, prompt=args.prompt_length, gen=args.gen_length, batch=args.batch_size, dtype=args.dtype,
-        block=decoders[0].settings()["block_length"],
+        block=next(iter(decoders.values())).settings()["block_length"],
     )  # fmt: skip
     sizes = [Size(model=name, **size) for name in ([args.model] if args.model else PUBLISHED)]
     ptx = compiled.gives_ptx() if args.ptx is None else args.ptx
-    methods = [decoder.name for decoder in decoders]
     rows = []
     with _output(args) as out:
-        for row in compiled.compile_all(args.aot, sizes, methods, ptx=ptx, on_progress=_progress):
+        for row in compiled.compile_all(args.aot, sizes, list(decoders), ptx=ptx, on_progress=_progress):
             rows.append(row)
             if args.json:
                 common.print_json(row, out)
@@ -154,7 +161,7 @@ def _measured(args: argparse.Namespace) -> int:
     from polestar_jax.bench.sizes import parse_sizes
 
     sizes = None if args.random is None else parse_sizes(args.random)
-    decoders = build_decoders(args)
+    decoders = _decoders(args)
     target = _output(args)
     model = _model(args, sizes)
     spec = model.spec
@@ -170,69 +177,28 @@ def _measured(args: argparse.Namespace) -> int:
             "model": args.model or ("tiny" if sizes is None else "random"),
             "sizes": report.sizes(spec),
             "dtype": str(model.dtype),
-            "block_length": decoders[0].settings()["block_length"],
             **{name: getattr(args, name) for name in ("batch_size", "prompt_length", "gen_length", "repeats", "seed")},
         }
         if args.json:
             tail = about | {"machine": report.machine(), "versions": common.versions()}
             for each in results:
-                common.print_json(report.as_json(each, results[0]) | {"settings": each.decoder.settings()} | tail, out)
+                common.print_json(report.as_json(each, results) | {"settings": each.decoder.settings()} | tail, out)
         else:
             print(report.table(results, model, about), file=out, flush=True)
     return 0
 
 
-def build_decoders(args: argparse.Namespace) -> list[Any]:
-    """The decoders of ``--methods`` with ``--set``; InputError names what is wrong and what is accepted."""
-    from polestar_jax.decoders import METHODS
+def _decoders(args: argparse.Namespace) -> dict[str, Any]:
+    """The decoders of the runs by key; InputError names what is wrong and what is accepted."""
+    from polestar_jax.decoders import variants
 
-    names = args.methods.split(",")
-    for i, name in enumerate(names):
-        if name not in METHODS:
-            raise InputError(f"unknown method {name!r}; methods: {', '.join(METHODS)}")
-        if name in names[:i]:
-            raise InputError(f"--methods {args.methods}: {name} is given twice")
-    lengths = {"gen_length": args.gen_length}
-    if args.block_length is not None:
-        lengths["block_length"] = args.block_length
-    general, own = _settings(args.settings, names)
-    decoders = []
-    for name in names:
-        texts = general | own[name]
-        known = METHODS[name].settings_for(texts)
-        given = METHODS[name].parsed({key: text for key, text in texts.items() if key in known})
-        decoders.append(METHODS[name].build(**lengths, **given))
-    return decoders
-
-
-def _settings(texts: list[str], names: list[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """The texts of ``--set`` by key: those for every method that has the key, and those of one method."""
-    from polestar_jax.decoders import METHODS
-
-    general: dict[str, str] = {}
-    own: dict[str, dict[str, str]] = {name: {} for name in names}
-    for text in texts:
-        where, equals, value = text.partition("=")
-        method, dot, key = where.rpartition(".")
-        if not equals:
-            raise InputError(f"--set {text} is not accepted: KEY=VALUE or METHOD.KEY=VALUE")
-        if dot and method not in own:
-            raise InputError(f"--set {text}: {method!r} is none of the methods {', '.join(names)}")
-        if key in ("gen_length", "block_length"):
-            raise InputError(
-                f"--set {text} is not accepted: it is the same for all methods; use --{key.replace('_', '-')}"
-            )
-        place = own[method] if dot else general
-        if place.get(key, value) != value:
-            raise InputError(f"setting {where} is given twice: {place[key]} and {value}")
-        place[key] = value
-    known = {name: METHODS[name].settings_for(general | own[name]) for name in names}
-    unknown = [(key, names) for key in general if not any(key in known[name] for name in names)]
-    unknown += [(key, [name]) for name in names for key in own[name] if key not in known[name]]
-    for key, where in unknown:
-        there = sorted({key for name in where for key in known[name]})
-        raise InputError(f"no setting {key!r} in {', '.join(where)}; there is: {', '.join(there)}")
-    return general, own
+    found = variants.build(
+        args.methods, args.settings, args.sweep, gen_length=args.gen_length, block_length=args.block_length
+    )
+    for key, decoder in found.items():
+        if decoder.gen_length != args.gen_length:
+            raise InputError(f"run {key}: gen_length is the same for all; use --gen-length")
+    return found
 
 
 def _model(args: argparse.Namespace, sizes: dict[str, Any] | None) -> Any:

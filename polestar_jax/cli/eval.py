@@ -83,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
         plot.check_available()
     if args.source:
         return _tabulate(args)
-    from polestar_jax.eval import sweep, tasks
+    from polestar_jax.decoders import variants
+    from polestar_jax.eval import tasks
 
     task = _settle(args)
-    decoders = sweep.runs(
+    decoders = variants.build(
         args.methods, args.settings, args.sweep, gen_length=args.gen_length or task.gen_length,
         block_length=args.block_length, block_default=task.block_length,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from flax import nnx
 
 from polestar_jax.bench import report
 from polestar_jax.decode.policy import Decoder
-from polestar_jax.decoders import METHODS
-from polestar_jax.eval import prompts, sweep, tasks
+from polestar_jax.decoders import METHODS, variants
+from polestar_jax.eval import prompts, tasks
 from polestar_jax.eval.records import Record
 from polestar_jax.eval.run import Evaluation
 from polestar_jax.models.denoiser import Denoiser
@@ -71,7 +71,7 @@ def run_record(key: str, decoder: Decoder) -> dict[str, Any]:
         "eos_rule": {name: settings.get(name) for name in ("eos", "stop_at_eos", "count_eos")},
         "cache_policy": settings["cache"],
         "commit_policy": settings["commit"],
-        "asked": sweep.parse_key(key)[1],
+        "asked": variants.parse_key(key)[1],
         "settings": settings,
         "deviations": list(METHODS[decoder.name].deviations),
     }

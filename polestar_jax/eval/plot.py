@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from polestar_jax import unfinished
+from polestar_jax.decoders import variants
 from polestar_jax.errors import InputError
-from polestar_jax.eval import sweep, tables
+from polestar_jax.eval import tables
 from polestar_jax.eval.labels import label
 
 FILES = ("pareto.svg", "pareto.png")
@@ -88,7 +89,7 @@ def points(summary: dict[str, Any], axis: str) -> list[Point]:
         x, y = run[axis]["non_eos"], tables.accuracy(run)
         if x and y is not None:
             curve = curves[run["run"]]
-            label = run["run"] if curve == run["run"] else list(sweep.parse_key(run["run"])[1].items())[-1]
+            label = run["run"] if curve == run["run"] else list(variants.parse_key(run["run"])[1].items())[-1]
             found.append(Point(run["run"], label if isinstance(label, str) else "=".join(label), curve, x, y))
     return found
 
@@ -108,9 +109,9 @@ def _curves(keys: Iterable[str]) -> dict[str, str]:
     keys = list(keys)
     stems = {}
     for key in keys:
-        method, settings = sweep.parse_key(key)
+        method, settings = variants.parse_key(key)
         *fixed, last = settings.items() if settings else [None]
-        stems[key] = f"{sweep.run_key(method, dict(fixed))}: {last[0]}" if last else key
+        stems[key] = f"{variants.run_key(method, dict(fixed))}: {last[0]}" if last else key
     several = [stem for stem, same in itertools.groupby(sorted(stems.values())) if len(list(same)) > 1]
     return {key: stem if stem in several else key for key, stem in stems.items()}
 

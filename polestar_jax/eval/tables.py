@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-BASELINE, ABLE = "vanilla", ("vanilla", "parallel")
+from polestar_jax.decoders.variants import BASELINES
+
 _EMPTY = "-"
 
 
@@ -28,8 +29,8 @@ def speedups(summary: dict[str, Any]) -> dict[str, float]:
     found = {}
     for run in summary["runs"]:
         peers = [peer for peer in summary["runs"] if peer["gen_length"] == run["gen_length"] and peer["tps"]["non_eos"]]
-        base = next((peer for peer in peers if peer["method"] == BASELINE), None)
-        if run in peers and base and {peer["method"] for peer in peers} >= set(ABLE):
+        base = next((peer for peer in peers if peer["method"] == BASELINES[0]), None)
+        if run in peers and base and {peer["method"] for peer in peers} >= set(BASELINES):
             found[run["run"]] = run["tps"]["non_eos"] / base["tps"]["non_eos"]
     return found
 
@@ -119,7 +120,7 @@ def _made_with(summary: dict[str, Any]) -> str:
     )
     timed = [run for run in summary["runs"] if run["timed"]["items"]]
     if timed and not speedups(summary):
-        text += f" No speed-up is given without both {' and '.join(ABLE)}."
+        text += f" No speed-up is given without both {' and '.join(BASELINES)}."
     return text
 
 

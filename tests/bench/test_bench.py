@@ -13,6 +13,7 @@ import pytest
 
 from polestar_jax import decoders
 from polestar_jax.bench import report
+from polestar_jax.bench.measure import Measured, spread
 from polestar_jax.bench.models import random_prompts
 from polestar_jax.bench.products import compile_products, rows_in
 from polestar_jax.bench.rows import Rows, count_rows, weight_bytes
@@ -55,9 +56,9 @@ def row(tmp_path_factory) -> dict:
 
 def test_every_documented_field_is_there(row):
     assert set(row) >= set(
-        "method settings model sizes dtype machine versions batch_size prompt_length gen_length block_length repeats seed "
-        "compile_seconds passes nfe tokens tokens_non_eos tpf tps tpf_all tps_all speedup seconds seconds_each ms_per_forward "
-        "bare_ms_per_forward overhead_share peak_memory_bytes kinds".split()
+        "run method settings model sizes dtype machine versions batch_size prompt_length gen_length block_length repeats seed "
+        "compile_seconds passes nfe tokens tokens_non_eos tpf tps tpf_all tps_all speedups seconds seconds_each spread "
+        "ms_per_forward bare_ms_per_forward overhead_share peak_memory_bytes kinds".split()
     )
     assert {"cpu", "cores", "jax", "device"} <= set(row["machine"]) and row["machine"]["jax"] == jax.__version__
     assert row["method"] == "polestar" and row["model"] == "random"
@@ -79,13 +80,14 @@ def test_numbers_go_together(row):
     assert row["tpf_all"] == 16 / row["nfe"] and row["tpf"] == row["tokens_non_eos"] / row["nfe"]
     assert len(row["seconds_each"]) == 2 and row["seconds"] == pytest.approx(np.median(row["seconds_each"]))
     assert min(row["seconds_each"]) > 0 and row["peak_memory_bytes"] > 4 * row["sizes"]["parameters"]
-    assert row["tps_all"] == pytest.approx(16 / row["seconds"]) and row["speedup"] == 1
+    assert row["tps_all"] == pytest.approx(16 / row["seconds"])
+    assert row["spread"] == pytest.approx(np.ptp(row["seconds_each"]) / row["seconds"])
     assert row["ms_per_forward"] == pytest.approx(1000 * row["seconds"] / row["passes"])
     bare = sum(kind["passes"] * kind["bare_ms"] for kind in row["kinds"]) / row["passes"]
     assert row["bare_ms_per_forward"] == pytest.approx(bare)
     assert row["overhead_share"] == pytest.approx(1 - bare / row["ms_per_forward"])
     for kind in row["kinds"]:
-        assert kind["samples"] == 6 and kind["ms"] > 0 and kind["bare_ms"] > 0
+        assert kind["samples"] == 6 and kind["ms"] > 0 and kind["spread"] >= 0 and kind["bare_ms"] > 0
         assert kind["overhead_share"] == pytest.approx(1 - kind["bare_ms"] / kind["ms"]) and kind["overhead_share"] < 1
         assert kind["floor_bytes_per_second"] == pytest.approx(1000 * kind["floor_bytes"] / kind["ms"])
         assert kind["bytes_over_floor"] == pytest.approx(kind["bytes"] / kind["floor_bytes"])
@@ -182,20 +184,71 @@ def test_floor_counts_the_dtype_and_biases():
     assert weight_bytes(Denoiser.abstract(model.spec, "bfloat16"), rows) == 2 * (2 * layer + HEAD + 5 * 32)
 
 
-def test_table_names_machine_model_methods_and_kinds(capsys):
-    argv = ["--model", LLADA, "--methods", "parallel,vanilla", "--set", "vanilla.steps=4", "--set", "steps=16", *RUN]
+def test_table_names_machine_model_runs_and_kinds(capsys):
+    argv = ["--model", LLADA, "--methods", "parallel,vanilla[steps=4]", "--sweep", "parallel.threshold=0.9,0.5", *RUN]
     status, out, err = run(capsys, *argv, "--batch-size", "2")
-    assert status == 0 and "round 2 of 2: vanilla" in err
+    assert status == 0 and "round 2 of 2: vanilla[steps=4]" in err
     machine, model, about, _, head, *lines = out.splitlines()
     assert machine.startswith("machine: ") and f"jax {jax.__version__}" in machine
     assert model.startswith(f"model: {LLADA}, llada, ") and "vocabulary 260" in model
     assert "batch 2, prompt 20, gen 16, block 8; medians of 2" in about
-    assert head.split()[:6] == ["method", "tokens", "passes", "NFE", "TPF", "TPS"]
-    parallel, vanilla = (line.split() for line in lines[:2])
-    assert parallel[0] == "parallel" and vanilla[0] == "vanilla" and parallel[6] == "1.00"
+    assert head.split()[:10] == "run tokens passes NFE TPF TPS x vanilla x parallel".split()
+    high, low, vanilla = (line.split() for line in lines[:3])
+    assert [row[0] for row in (high, low, vanilla)] == [
+        "parallel[threshold=0.9]",
+        "parallel[threshold=0.5]",
+        "vanilla[steps=4]",
+    ]
+    assert high[6:8] == low[6:8] == vanilla[6:8] == ["-", "-"], "neither plain vanilla nor plain parallel is there"
     assert vanilla[2:4] == ["4", "8"], "four passes, each for two sequences"
-    rows = [line.split()[:3] for line in lines[4:6]]
-    assert rows == [["parallel", "pass", parallel[2]], ["vanilla", "pass", "4"]]
+    rows = [line.split()[:3] for line in lines[5:8]]
+    assert rows == [[high[0], "pass", high[2]], [low[0], "pass", low[2]], ["vanilla[steps=4]", "pass", "4"]]
+
+
+def measured(run: str, *seconds: float, tokens: int = 8) -> Measured:
+    decoder = decoders.parallel(gen_length=8, block_length=4)
+    fixed = dict(compile_seconds=0.0, passes=4, nfe=4, tokens_non_eos=tokens, peak_bytes=None, kinds=())
+    return Measured(run=run, decoder=decoder, seconds=seconds, tokens=tokens, **fixed)
+
+
+def test_b64_faster_than_what_is_told_round_by_round():
+    """A machine that slows down does so for all: ratios are of rounds, not of medians over all of them."""
+    plain, parallel = measured("vanilla", 8.0, 16.0, 80.0), measured("parallel", 4.0, 4.0, 40.0)
+    cached = measured("fast_dllm_dual", 16.0, 32.0, 40.0)
+    found = report.speedups(cached, [plain, parallel, cached])
+    assert found == {
+        "vanilla": {"median": 0.5, "lowest": 0.5, "highest": 2.0},
+        "parallel": {"median": 0.25, "lowest": 0.125, "highest": 1.0},
+    }
+    assert report.speedups(parallel, [plain, parallel])["vanilla"] == {"median": 2.0, "lowest": 2.0, "highest": 4.0}
+    assert spread(cached.seconds) == 24 / 32
+
+
+def test_b64_no_speed_up_without_both_baselines():
+    plain, parallel, cached = (measured(name, 1.0) for name in ("vanilla", "parallel", "fast_dllm_dual"))
+    variant = measured("parallel[threshold=0.5]", 1.0)
+    for results in ([plain, cached], [parallel, cached], [plain, variant, cached]):
+        assert report.speedups(cached, results) == {}
+
+
+@pytest.mark.parametrize("gen", [32, pytest.param(1024, marks=pytest.mark.slow)])
+def test_b64_a_short_and_a_long_run_tell_each_kind_of_pass_and_both_baselines(tmp_path, gen):
+    """A cache may be slower where answers are short: what a pass of each kind takes is told beside both baselines."""
+    target = tmp_path / "report.jsonl"
+    lengths = ["--prompt-length", "20", "--gen-length", str(gen), "--block-length", str(gen // 4)]
+    argv = ["--random", ONE_LAYER, "--methods", "vanilla,parallel,fast_dllm_dual"]
+    for setting in ("fast_dllm_dual.commit=quota", "steps=8", "parallel.threshold=0"):  # two passes a block, or one
+        argv += ["--set", setting]
+    assert main(["bench", *argv, *lengths, "--repeats", "1", "--json", "--output", str(target)]) == 0
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["run"] for row in rows] == ["vanilla", "parallel", "fast_dllm_dual"]
+    assert [{kind["kind"] for kind in row["kinds"]} for row in rows] == [{"pass"}, {"pass"}, {"entry", "step"}]
+    for row in rows:
+        assert set(row["speedups"]) == {"vanilla", "parallel"} and row["tokens"] == gen
+        assert sum(kind["passes"] for kind in row["kinds"]) == row["passes"] and all(
+            kind["ms"] > 0 for kind in row["kinds"]
+        )
+    assert rows[0]["speedups"]["vanilla"]["median"] == 1
 
 
 def test_sizes_default_to_the_mid_model():
@@ -252,12 +305,12 @@ def random_model_stub():
     [
         (
             ["--methods", "vanilla,nonsense"],
-            "unknown method 'nonsense'; methods: vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, "
+            "unknown method 'nonsense'; methods: all, vanilla, parallel, fast_dllm_prefix, fast_dllm_dual, fast_dllm_factor, "
             "entropy_cache, adablock, dkv_cache, dpad, "
             "dynamic_dllm, dllm_cache, sparse_dllm, elastic_cache, d2_cache, klass, dawn, hierarchy, prophet, slowfast, polestar",
         ),
         (["--methods", ""], "unknown method ''"),
-        (["--methods", "vanilla,vanilla"], "vanilla is given twice"),
+        (["--methods", "vanilla,vanilla"], "run vanilla is asked for twice"),
         (["--repeats", "0"], "--repeats 0 is not accepted: a whole number in 1..1000"),
         (["--repeats", "x"], "invalid int value: 'x'"),
         (["--batch-size", "0"], "--batch-size 0"),
@@ -284,7 +337,10 @@ def random_model_stub():
         (["--set", "klass.clusters=3"], "'klass' is none of the methods vanilla, parallel, polestar"),
         (["--set", "clusters=1"], "setting clusters=1 is not accepted: a whole number >= 2"),
         (["--set", "clusters=4", "--set", "clusters=5"], "setting clusters is given twice: 4 and 5"),
-        (["--set", "gen_length=4"], "use --gen-length"),
+        (["--set", "gen_length=32"], "run vanilla: gen_length is the same for all; use --gen-length"),
+        (["--sweep", "clusters"], "--sweep clusters is not accepted: KEY=A,B,... or METHOD.KEY=A,B,..."),
+        (["--aot", "h100", "--methods", "polestar[alpha=5]"], "--methods polestar[alpha=5] does not go with --aot"),
+        (["--aot", "h100", "--sweep", "alpha=5"], "--sweep does not go with --aot"),
         (["--output", "nowhere/report"], "nowhere does not exist"),
     ],
 )

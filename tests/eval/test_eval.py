@@ -13,8 +13,9 @@ import pytest
 from polestar_jax import generation
 from polestar_jax.cli import main
 from polestar_jax.decode import engine
+from polestar_jax.decoders import variants
 from polestar_jax.errors import InputError, RunError
-from polestar_jax.eval import about, prompts, records, run, summary, sweep, tables, tasks
+from polestar_jax.eval import about, prompts, records, run, summary, tables, tasks
 from polestar_jax.eval.task import Item, Task, cut
 from polestar_jax.loading import load
 
@@ -46,7 +47,7 @@ def copying(monkeypatch):
 
 def evaluation(tiny, **changes) -> run.Evaluation:
     model, tokenizer = tiny
-    runs = sweep.runs("parallel", gen_length=8, block_default=4)
+    runs = variants.build("parallel", gen_length=8, block_default=4)
     found = run.Evaluation(
         model=model, tokenizer=tokenizer, task=COPY, items=ITEMS, batch_size=2, timed=[0, 3],
         prompts=prompts.prompt_ids(ITEMS, "chat_single_user", tokenizer, model.spec, 8),
@@ -169,7 +170,7 @@ def test_record_has_what_a_number_needs(tiny):
     assert one["settings"] == work.runs["parallel"].settings() and one["settings"]["threshold"] == 0.9
     assert one["eos_rule"]["eos"] == "allow" and one["eos_rule"]["stop_at_eos"] is False
     assert (one["cache_policy"], one["commit_policy"], one["deviations"]) == ("none", "threshold", [])
-    fixed = sweep.runs("polestar[alpha=5]", gen_length=8, block_default=4)
+    fixed = variants.build("polestar[alpha=5]", gen_length=8, block_default=4)
     of_polestar = about.run_record("polestar[alpha=5]", fixed["polestar[alpha=5]"])
     assert of_polestar["asked"] == {"alpha": "5"} and of_polestar["settings"]["alpha"] == 5.0
 
@@ -202,7 +203,7 @@ def test_b64_no_speed_up_without_both_baselines(tiny):
         ("vanilla,fast_dllm_dual", {}),
         ("parallel,fast_dllm_dual", {}),
     ):
-        work = evaluation(tiny, items=ITEMS[:1], runs=sweep.runs(methods, **lengths), batch_size=1)
+        work = evaluation(tiny, items=ITEMS[:1], runs=variants.build(methods, **lengths), batch_size=1)
         lines = [line(run=key, subset="one", tokens_non_eos=int(10 * rates[key]), seconds=10.0) for key in work.runs]
         found = made_up(work, *lines)
         assert tables.speedups(found) == expected
@@ -245,7 +246,7 @@ def test_tables_in_the_papers_layout(tiny):
 
 
 def test_runs_have_settings_sweeps_and_variants():
-    found = sweep.runs(
+    found = variants.build(
         "vanilla,parallel[threshold=0.80],polestar", ["threshold=0.7", "polestar.history=3"], ["alpha=2.5,5", "history=1"],
         gen_length=64, block_default=16,
     )  # fmt: skip
@@ -258,18 +259,20 @@ def test_runs_have_settings_sweeps_and_variants():
     assert [settings[key]["alpha"] for key in list(found)[2:]] == [2.5, 5.0, 10.0]
     assert all(s["gen_length"] == 64 and s["block_length"] == 16 for s in settings.values())
     for key in found:
-        assert sweep.run_key(*sweep.parse_key(key)) == key
+        assert variants.run_key(*variants.parse_key(key)) == key
 
 
 def test_block_lengths_go_to_methods_with_blocks():
     lengths = lambda **more: {  # noqa: E731
         key: decoder.settings()["block_length"]
-        for key, decoder in sweep.runs("parallel,d2_cache,slowfast", gen_length=64, block_default=16, **more).items()
+        for key, decoder in variants.build(
+            "parallel,d2_cache,slowfast", gen_length=64, block_default=16, **more
+        ).items()
     }
     assert lengths() == {"parallel": 16, "d2_cache": 64, "slowfast": 64}
     assert lengths(block_length=8)["slowfast"] == 8
     assert lengths(settings=["block_length=32"])["parallel"] == 32
-    assert list(sweep.runs("parallel", sweeps=["block_length=8,16"], gen_length=64)) == [
+    assert list(variants.build("parallel", sweeps=["block_length=8,16"], gen_length=64)) == [
         "parallel[block_length=8]", "parallel[block_length=16]",
     ]  # fmt: skip
 
@@ -277,7 +280,7 @@ def test_block_lengths_go_to_methods_with_blocks():
 def test_all_methods_are_runs():
     from polestar_jax.decoders import METHODS
 
-    assert list(sweep.runs("all", gen_length=64, block_default=16)) == list(METHODS)
+    assert list(variants.build("all", gen_length=64, block_default=16)) == list(METHODS)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,7 @@ def test_all_methods_are_runs():
 )
 def test_wrong_runs_are_refused(methods, options, word):
     with pytest.raises(InputError) as error:
-        sweep.runs(methods, gen_length=64, block_default=16, **options)
+        variants.build(methods, gen_length=64, block_default=16, **options)
     assert word in str(error.value)
 
 
@@ -446,7 +449,7 @@ def test_command_writes_and_prints_and_tabulates_again(copying, capsys, tmp_path
 
 
 def test_one_failing_run_does_not_stop_the_others(tiny, tmp_path, monkeypatch):
-    work = evaluation(tiny, runs=sweep.runs("vanilla,parallel", gen_length=8, block_default=4), timed=())
+    work = evaluation(tiny, runs=variants.build("vanilla,parallel", gen_length=8, block_default=4), timed=())
     monkeypatch.setattr(engine, "forget_programs", lambda: None)
     real = generation.run
 

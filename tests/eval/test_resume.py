@@ -16,8 +16,9 @@ import pytest
 
 from polestar_jax import generation
 from polestar_jax.decode import engine
+from polestar_jax.decoders import variants
 from polestar_jax.errors import InputError
-from polestar_jax.eval import about, prompts, records, run, summary, sweep
+from polestar_jax.eval import about, prompts, records, run, summary
 from polestar_jax.eval.task import Item, Task
 from polestar_jax.loading import load
 
@@ -43,7 +44,7 @@ def timeless(value):
 def work():
     model, tokenizer = load("tiny", dtype="float32")
     # The default threshold under two keys: two runs, and one program to compile.
-    runs = sweep.runs("parallel,parallel[threshold=0.9]", gen_length=8, block_default=4)
+    runs = variants.build("parallel,parallel[threshold=0.9]", gen_length=8, block_default=4)
     return run.Evaluation(
         model=model, tokenizer=tokenizer, task=TASK, items=ITEMS, batch_size=2, timed=[0, 1],
         prompts=prompts.prompt_ids(ITEMS, "chat_single_user", tokenizer, model.spec, 8), runs=runs,
@@ -146,7 +147,9 @@ def test_a_finished_evaluation_decodes_nothing_and_takes_more_runs(work, record,
     before = (tmp_path / records.ANSWERS).read_bytes()
     assert timeless(evaluate(tmp_path, work, record)) == timeless(unbroken[1])
     assert calls == [] and (tmp_path / records.ANSWERS).read_bytes() == before
-    more = dataclasses.replace(work, runs=sweep.runs("parallel[eos=allow]", gen_length=8, block_default=4), timed=())
+    more = dataclasses.replace(
+        work, runs=variants.build("parallel[eos=allow]", gen_length=8, block_default=4), timed=()
+    )
     own = {key: about.run_record(key, decoder) for key, decoder in more.runs.items()}
     found = evaluate(tmp_path, more, dataclasses.replace(record, runs=own))
     assert [r["run"] for r in found["runs"]] == ["parallel", "parallel[threshold=0.9]", "parallel[eos=allow]"]

@@ -1,4 +1,4 @@
-"""Which runs an evaluation makes: methods with their settings, and a run a value where one is swept.
+"""Methods side by side: which runs are asked for, with their settings, and a run a value where one is swept.
 
 A run's key says what it is: ``parallel``, ``polestar[alpha=5]``, ``polestar[refresh_step=-1,alpha=5]``. Keys are also how
 variants of a method are asked for.
@@ -18,6 +18,8 @@ from polestar_jax.errors import InputError
 from polestar_jax.settings import Setting
 
 Texts = dict[str, str]
+# A cache may be slower than both of these; no method is called faster than the first where one of them was not measured too.
+BASELINES = ("vanilla", "parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +60,11 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep(method if dot else None, key, parts)
 
 
-def runs(
+def build(
     methods: str, settings: Sequence[str] = (), sweeps: Sequence[str] = (), *,
     gen_length: int, block_length: int | None = None, block_default: int = 32,
 ) -> dict[str, Decoder]:  # fmt: skip
-    """The runs by key, in order.
+    """The decoders of the runs by key, in order.
 
     Args:
       methods: names with commas, each with its own settings in brackets if it has any; "all" for all of them.
