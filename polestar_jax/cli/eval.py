@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="[METHOD.]KEY=A,B,...",
-        help="a run for each value, of one method or of all that have the setting; several: one after the other",
+        help="a run for each value, of one method or of all that have the setting; several: one after the other; settings that "
+        "change together: KEY:KEY=A:A,B:B",
     )  # fmt: skip
     common.add_model_arguments(parser)
     parser.add_argument("--gen-length", type=int, metavar="N", help="generated positions (default: the task's)")

@@ -1,7 +1,8 @@
 """Methods side by side: which runs are asked for, with their settings, and a run a value where one is swept.
 
 A run's key says what it is: ``parallel``, ``polestar[alpha=5]``, ``polestar[refresh_step=-1,alpha=5]``. Keys are also how
-variants of a method are asked for.
+variants of a method are asked for. Settings that change together are joined by colons, and so are their values:
+``window_prefix:window_suffix=64:32``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BASELINES = ("vanilla", "parallel")
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One setting and the texts of its values; of one method, or of all that have it."""
+    """One setting, or several joined by colons, and the texts of the values; of one method, or of all that have it."""
 
     method: str | None
     key: str
@@ -60,6 +61,22 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep(method if dot else None, key, parts)
 
 
+def apart(texts: Mapping[str, str]) -> Texts:
+    """The texts with joined settings one by one; InputError where their values are not as many, or one is there twice."""
+    found: Texts = {}
+    for joined, together in texts.items():
+        keys, values = joined.split(":"), together.split(":")
+        if len(keys) != len(values):
+            raise InputError(
+                f"setting {joined}={together} is not accepted: {len(keys)} values with colons between them"
+            )
+        for key, value in zip(keys, values, strict=True):
+            if key in found:
+                raise InputError(f"setting {key} is given twice: {found[key]} and {value}")
+            found[key] = value.strip()
+    return found
+
+
 def build(
     methods: str, settings: Sequence[str] = (), sweeps: Sequence[str] = (), *,
     gen_length: int, block_length: int | None = None, block_default: int = 32,
@@ -84,16 +101,19 @@ def build(
             raise InputError(f"unknown method {name!r}; methods: all, {', '.join(METHODS)}")
     general, own = _given(settings, [name for name, _ in wanted])
     asked = [parse_sweep(text) for text in sweeps]
-    texts = [(name, inline, general | own[name] | inline) for name, inline in wanted]
+    texts = [(name, inline, general | own[name] | apart(inline)) for name, inline in wanted]
     tables = [METHODS[name].settings_for(all_texts) for name, _, all_texts in texts]
     _check_known(general, own, asked, wanted, tables)
     lengths = {"gen_length": gen_length} | ({"block_length": block_length} if block_length else {})
     found: dict[str, Decoder] = {}
     for (name, inline, all_texts), table in zip(texts, tables, strict=True):
-        swept = [sweep for sweep in asked if sweep.method in (None, name) and sweep.key in table]
+        swept = [sweep for sweep in asked if sweep.method in (None, name) and set(sweep.key.split(":")) <= set(table)]
         for more in [{sweep.key: value} for sweep in swept for value in sweep.values] or [{}]:
-            decoder, parsed = _build(name, all_texts | more, inline | more, lengths, block_default)
-            key = run_key(name, {setting: _text(parsed[setting]) for setting in inline | more})
+            shown = inline | more
+            decoder, parsed = _build(name, all_texts | apart(more), apart(shown), lengths, block_default)
+            key = run_key(
+                name, {joined: ":".join(_text(parsed[part]) for part in joined.split(":")) for joined in shown}
+            )
             if key in found:
                 raise InputError(f"run {key} is asked for twice")
             found[key] = decoder
@@ -134,13 +154,13 @@ def _check_known(
     for sweep in sweeps:
         if sweep.method is not None and sweep.method not in known:
             raise InputError(f"{sweep}: {sweep.method!r} is none of the methods {', '.join(known)}")
-        asked.append((sweep.key, [sweep.method] if sweep.method else list(known)))
+        asked += [(key, [sweep.method] if sweep.method else list(known)) for key in sweep.key.split(":")]
     for key, where in asked:
         there = sorted({name for method in where for name in known[method]})
         if key not in there:
             raise InputError(f"no setting {key!r} in {', '.join(where)}; there is: {', '.join(there)}")
-    swept = [sweep.key for sweep in sweeps] + [key for _, inline in wanted for key in inline]
-    for key in swept:
+    swept = [sweep.key for sweep in sweeps] + [joined for _, inline in wanted for joined in inline]
+    for key in (key for joined in swept for key in joined.split(":")):
         if any(key in table and table[key].type is tuple for table in known.values()):
             raise InputError(f"setting {key} is a list and cannot be part of a run's key: use --set METHOD.{key}=...")
 

@@ -163,7 +163,7 @@ def _names(found: Sequence[Point]) -> list[str]:
     for point in found:
         first = point.curve != point.run and point.curve not in named
         named.add(point.curve)
-        names.append(f"{point.curve.partition(':')[0]}, {point.label}" if first else point.label)
+        names.append(f"{point.curve.rpartition(': ')[0]}, {point.label}" if first else point.label)
     return names
 
 

@@ -56,6 +56,14 @@ def test_runs_of_a_sweep_are_a_curve_and_variants_are_not():
     assert all(curves[key] == key for key in single)
 
 
+def test_joined_settings_are_one_curve():
+    keys = [f"polestar[a:b=1:2,window_prefix:window_suffix={value}]" for value in ("16:0", "16:16", "32:16")]
+    found = plot.points(summary(*(run(key, 80 + i, 1) for i, key in enumerate(keys))), "tpf")
+    assert {point.curve for point in found} == {"polestar[a:b=1:2]: window_prefix:window_suffix"}
+    assert plot._names(found)[0] == "polestar[a:b=1:2], window_prefix:window_suffix=16:0"
+    assert plot._names(found)[1] == "window_prefix:window_suffix=16:16"
+
+
 @pytest.fixture(scope="module")
 def crowded():
     """All methods in one corner and in two heaps, and a sweep."""
