@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 The same command again goes on where it was stopped. More methods may be added to a directory; other prompts, models, settings of
 a run or versions are refused there.
 DIR gets answers.jsonl (one line an answer), runs.json (what made them), summary.json, summary.md, summary.csv and, with --plot,
-pareto.svg and pareto.png.
+pareto.svg, pareto.png and, where settings were swept, sweeps.svg and sweeps.png.
 """
 METHODS = "vanilla,parallel,polestar"
 

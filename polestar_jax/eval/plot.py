@@ -42,14 +42,18 @@ def check_available() -> None:
 
 
 def draw(summaries: Sequence[dict[str, Any]], directory: Path) -> list[Path]:
-    """Write the plot as SVG and PNG, a column an evaluation; the files.
+    """Write the plot as SVG and PNG, a column an evaluation, and where one evaluation has sweeps, what they do; the files.
 
     Raises:
       InputError: no run has both an accuracy and a throughput, or matplotlib is not installed.
     """
     check_available()
-    figure = drawn(summaries)
-    return [_save(figure, directory / name) for name in FILES]
+    from polestar_jax.eval import plot_sweeps
+
+    figures = {FILES: drawn(summaries)}
+    if len(summaries) == 1:
+        figures[plot_sweeps.FILES] = plot_sweeps.drawn(summaries[0])
+    return [_save(figure, directory / name) for names, figure in figures.items() if figure for name in names]
 
 
 def drawn(summaries: Sequence[dict[str, Any]]) -> Any:
@@ -72,7 +76,7 @@ def drawn(summaries: Sequence[dict[str, Any]]) -> Any:
                 _fill(panel, found, styles)
                 panel.set_xlabel(meaning)
                 panel.set_ylabel("accuracy, %")
-                panel.set_title(_title(summary), loc="left", fontsize=10)
+                panel.settitle(title(summary), loc="left", fontsize=10)
                 panels.append((panel, found, styles))
     canvas.draw()  # settles the panels' places, which the labels go by
     for panel, found, styles in panels:
@@ -167,7 +171,7 @@ def _names(found: Sequence[Point]) -> list[str]:
     return names
 
 
-def _title(summary: dict[str, Any]) -> str:
+def title(summary: dict[str, Any]) -> str:
     about = summary["about"]
     return f"{about['task']['name']}, {tables.model_name(summary)}, {about['task']['items']} items, {about['dtype']}"
 

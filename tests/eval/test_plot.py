@@ -7,14 +7,15 @@ import itertools
 
 import pytest
 
-from polestar_jax.decoders import METHODS
+from polestar_jax.decoders import METHODS, variants
 from polestar_jax.errors import InputError
-from polestar_jax.eval import plot
+from polestar_jax.eval import plot, plot_sweeps
 
 
 def run(key: str, accuracy: float, tpf: float, tps: float | None = None) -> dict:
+    settings = variants.apart({"alpha": "2", "history": "5"} | variants.parse_key(key)[1])
     return {
-        "run": key, "method": key.partition("[")[0], "metrics": {"accuracy": accuracy / 100},
+        "run": key, "method": key.partition("[")[0], "settings": settings, "metrics": {"accuracy": accuracy / 100},
         "tpf": {"non_eos": tpf}, "tps": {"non_eos": tps},
     }  # fmt: skip
 
@@ -96,17 +97,29 @@ def test_files_hold_every_name_and_are_the_same_each_time(tmp_path):
     pytest.importorskip("matplotlib")
     found = [summary(run("vanilla", 90, 1, 10), run("parallel", 85, 2, 200), *SWEEP)]
     paths = plot.draw(found, tmp_path)
-    assert (
-        [path.name for path in paths]
-        == ["pareto.svg", "pareto.png"]
-        == sorted((p.name for p in tmp_path.iterdir()), reverse=True)
-    )
-    text, image = (path.read_bytes() for path in paths)
+    assert [path.name for path in paths] == ["pareto.svg", "pareto.png", "sweeps.svg", "sweeps.png"]
+    assert sorted(paths) == sorted(tmp_path.iterdir())
+    text, image, sweeps, _ = files = [path.read_bytes() for path in paths]
     assert all(
         name.encode() in text for name in ("vanilla", "parallel", "polestar, alpha=1", "alpha=4", "tokens per second")
     )
-    assert image.startswith(b"\x89PNG")
-    assert [path.read_bytes() for path in plot.draw(found, tmp_path)] == [text, image]
+    assert image.startswith(b"\x89PNG") and b"polestar: alpha" in sweeps
+    assert [path.read_bytes() for path in plot.draw(found, tmp_path)] == files
+    assert len(plot.draw(found[:1] * 2, tmp_path)) == 2, "of several evaluations the one plot"
+
+
+def test_a_panel_a_sweep_with_accuracy_and_tpf_over_the_values():
+    pytest.importorskip("matplotlib")
+    histories = [run(f"polestar[history={history}]", 76 - history, 1.9, None) for history in (0, 5)]
+    figure = plot_sweeps.drawn(summary(run("vanilla", 90, 1), *SWEEP, *histories))
+    alpha, history, *rest = (panel for panel in figure.axes if panel.get_visible())
+    assert (alpha.get_title("left"), history.get_title("left")) == ("polestar: alpha", "polestar: history")
+    assert [text.get_text() for text in alpha.get_xticklabels()] == ["1", "2", "4"]
+    accuracy, star = alpha.lines
+    assert list(accuracy.get_ydata()) == [75, 76, 78] and alpha.get_ylim() == history.get_ylim()
+    assert list(star.get_xdata()) == [1] and list(history.lines[1].get_xdata()) == [1], "the settings of both sweeps"
+    assert [list(panel.lines[0].get_ydata()) for panel in rest] == [[1.6, 1.7, 1.9], [1.9, 1.9]]
+    assert plot_sweeps.drawn(summary(run("vanilla", 90, 1))) is None
 
 
 def test_nothing_to_draw(tmp_path):
