@@ -164,7 +164,7 @@ def _measured(args: argparse.Namespace) -> int:
     sizes = None if args.random is None else parse_sizes(args.random)
     decoders = _decoders(args)
     target = _output(args)
-    model = _model(args, sizes)
+    model, tokenizer = _model(args, sizes)
     spec = model.spec
     if args.prompt_length + args.gen_length > spec.max_length:
         raise InputError(
@@ -172,8 +172,9 @@ def _measured(args: argparse.Namespace) -> int:
             f"{args.prompt_length + args.gen_length}, more than the model's max_length {spec.max_length}"
         )
     prompts = models.random_prompts(spec, args.batch_size, args.prompt_length, seed=args.seed)
+    runs = {key: decoder.for_model(spec, tokenizer) for key, decoder in decoders.items()}
     with target as out:
-        results = measure.bench(model, decoders, prompts, repeats=args.repeats, seed=args.seed, on_progress=_progress)
+        results = measure.bench(model, runs, prompts, repeats=args.repeats, seed=args.seed, on_progress=_progress)
         about = {
             "model": args.model or ("tiny" if sizes is None else "random"),
             "sizes": report.sizes(spec),
@@ -202,7 +203,8 @@ def _decoders(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _model(args: argparse.Namespace, sizes: dict[str, Any] | None) -> Any:
+def _model(args: argparse.Namespace, sizes: dict[str, Any] | None) -> tuple[Any, Any]:
+    """(model, its tokenizer); a random model has none."""
     import jax
 
     from polestar_jax import compilation_cache
@@ -210,7 +212,7 @@ def _model(args: argparse.Namespace, sizes: dict[str, Any] | None) -> Any:
 
     if sizes is None:
         args.model = args.model or "tiny"
-        return common.load_model(args)[0]
+        return common.load_model(args)
     compilation_cache.enable(args.cache_dir)
     dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    return models.random_model(sizes, seed=args.seed, dtype=dtype)
+    return models.random_model(sizes, seed=args.seed, dtype=dtype), None

@@ -160,7 +160,10 @@ def _evaluate(
         timed=tasks.first_of_each(items, args.timed) if args.batch_size > 1 else (),
     )  # fmt: skip
     notes = {"model": args.model, "revision": about.revision(model_directory(args.model)), "data": args.data}
+    if task.runs_code:
+        notes["isolation"] = _isolation()
     record = about.record(work, prompt_mode=mode, options=options, versions=common.versions(), notes=notes)
+    run.check(work)
     out = Path(args.out)
     with records.opened(out, record) as answers:
         left = {(key, kind): 0 for key in work.runs for kind in (False, True)}
@@ -168,7 +171,13 @@ def _evaluate(
             for timed, batch in run.pending(work, answers, key):
                 left[key, timed] += len(batch)
         whole = lambda: summary.summarise(answers.record, answers.lines)  # noqa: E731
-        failed = run.evaluate(work, answers, on_batch=Progress(left), on_run=lambda key: summary.write(out, [whole()]))
+        progress = Progress(left)
+
+        def ended(key: str) -> None:
+            progress.ended(key)
+            summary.write(out, [whole()])
+
+        failed = run.evaluate(work, answers, on_batch=progress, on_run=ended)
         found = whole()
         summary.write(out, [found])
         for key, why in failed.items():
@@ -176,6 +185,20 @@ def _evaluate(
         if len(failed) < len(work.runs):
             _show(args, [found], out)
     return int(bool(failed))
+
+
+def _isolation() -> list[str]:
+    """What code that models write is kept from on this machine, with a notice where only an audit hook keeps it from the network."""
+    from polestar_jax.eval import sandbox
+
+    found = list(sandbox.isolation())
+    if "network" not in found:
+        print(
+            "notice: this system gives no namespaces: between the code that a model writes and the machine there is an audit hook "
+            "alone; run it in a container of its own",
+            file=sys.stderr,
+        )
+    return found
 
 
 def _tabulate(args: argparse.Namespace) -> int:
@@ -190,7 +213,11 @@ def _tabulate(args: argparse.Namespace) -> int:
     found = [summary.summarise(*records.read(Path(source))) for source in args.source]
     out = Path(args.out) if args.out else Path(args.source[0]) if len(args.source) == 1 else None
     if out is not None:
-        if args.out and (out / records.RUNS).exists() and [str(out)] != args.source:
+        if (
+            args.out
+            and (out / records.RUNS).exists()
+            and [out.resolve()] != [Path(path).resolve() for path in args.source]
+        ):
             raise InputError(f"--out {out} holds an evaluation of its own; give another directory")
         records.check(out)
         out.mkdir(parents=True, exist_ok=True)
@@ -202,14 +229,14 @@ def _tabulate(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace, found: list[dict[str, Any]], out: Path | None) -> None:
     from polestar_jax.eval import tables
 
+    if args.json:
+        for each in found:
+            for one in each["runs"]:
+                common.print_json(one | {"about": each["about"], "notes": each["notes"]})
+    else:
+        print(tables.markdown(found), end="", flush=True)
     if args.plot:
         from polestar_jax.eval import plot
 
         for path in plot.draw(found, out):
             print(f"wrote {path}", file=sys.stderr)
-    if not args.json:
-        print(tables.markdown(found), end="", flush=True)
-        return
-    for each in found:
-        for one in each["runs"]:
-            common.print_json(one | {"about": each["about"], "notes": each["notes"]})

@@ -80,7 +80,13 @@ def init_state(
     ids = np.asarray(range(len(batch)) if sequence_ids is None else sequence_ids, np.uint32)
     pad = np.array([columns - len(prompt) for prompt in batch], np.int32)
     state = _fresh(decoder, spec.n_layers, tokens, pad, np.uint32(seed), ids)
-    return state.replace(cache=decoder.cache.init(spec, decoder.wanted, guided(state, decoder, spec), model.dtype))
+    return state.replace(cache=_empty_cache(decoder, spec, jnp.dtype(model.dtype), state))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _empty_cache(decoder: Decoder, spec: ModelSpec, dtype: jnp.dtype, state: DecodeState) -> Any:
+    """The cache before the first pass, in one program: one by one, a deep model's arrays take longer than a short answer."""
+    return decoder.cache.init(spec, decoder.wanted, guided(state, decoder, spec), dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

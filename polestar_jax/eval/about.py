@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import platform
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +14,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from pallas_kernels import dispatch
 from polestar_jax.bench import report
 from polestar_jax.decode.policy import Decoder
 from polestar_jax.decoders import METHODS, variants
 from polestar_jax.eval import prompts, tasks
 from polestar_jax.eval.records import Record
 from polestar_jax.eval.run import Evaluation
+from polestar_jax.eval.task import Task
 from polestar_jax.models.denoiser import Denoiser
 
 
@@ -29,15 +34,17 @@ def record(
     notes: Mapping[str, Any],
 ) -> Record:
     """The record of an evaluation: ``options`` are the task's, ``versions`` those that can change a result, ``notes`` what need
-    not match."""
+    not match. Files among the options are notes: their contents are in the items."""
     task, spec, machine = work.task, work.model.spec, report.machine()
+    options = dict(task.defaults) | {key: _plain(value) for key, value in options.items()}
+    files = {key: options.pop(key) for key in list(options) if key.endswith("_file")}
     subsets: dict[str, int] = {}
     for item in work.items:
         subsets[item.subset] = subsets.get(item.subset, 0) + 1
     alike = ("device", "platform", "devices", "xla_flags", *(("cpu",) if machine["platform"] == "cpu" else ()))
     about = {
         "task": {
-            "name": task.name, "version": task.version, "shots": int(options.get("shots", task.shots)), "options": dict(options),
+            "name": task.name, "version": task.version, "shots": int(options.get("shots", task.shots)), "options": options,
             "items": len(work.items), "subsets": subsets, "digest": tasks.digest(work.items), "stop": list(task.stop),
             "runs_code": task.runs_code,
         },
@@ -53,10 +60,27 @@ def record(
         "batch_size": work.batch_size,
         "seed": work.seed,
         "machine": {name: machine[name] for name in alike if name in machine},
-        "versions": dict(versions),
+        "kernels": dispatch.asked(),
+        "versions": dict(versions) | scoring_versions(task),
     }  # fmt: skip
     runs = {key: run_record(key, decoder) for key, decoder in work.runs.items()}
-    return Record(about=about, runs=runs, notes=dict(notes) | {"cores": machine["cores"]})
+    notes = dict(notes) | files | {"cores": machine["cores"], "timed": len(work.timed)}
+    return Record(about=about, runs=runs, notes=notes)
+
+
+def scoring_versions(task: Task) -> dict[str, str]:
+    """Versions that decide about prompts and scores: of Python, which runs answers of code tasks, the tokenizers, and the task's
+    packages that are installed."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("tokenizers", *task.packages):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Digits as a number, as options come from the command line."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 def run_record(key: str, decoder: Decoder) -> dict[str, Any]:

@@ -91,5 +91,6 @@ TASK = Task(
     needs_data=True,
     stop=("Question:", "</s>", "<|im_end|>"),
     shots=SHOTS,
+    defaults={"shots": SHOTS, "seed": SEED},
     canonical=lambda item: f"#### {item.target}",
 )

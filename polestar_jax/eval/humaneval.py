@@ -112,5 +112,6 @@ TASK = Task(
     items=items,
     score=score,
     runs_code=True,
+    defaults={"instruction": "none"},
     canonical=lambda item: item.target["canonical_solution"],
 )

@@ -45,6 +45,7 @@ EXAMPLES = (
 )
 _STATED = re.compile(r"final answer is\s*:?", re.IGNORECASE)
 _BOX = re.compile(r"\\f?boxed\s*\{|\\fbox\s*\{")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s{$][^$\n]*?)\s*(?=\$|\n|\.\s|\.?\Z)")  # without braces: as far as the formula
 _FORMULA = re.compile(r"\s*(\$\$.+?\$\$|\\\[.+?\\\])", re.DOTALL)
 _SENTENCE = re.compile(r"\s*(.*?)(?:\.(?=\s|$)|\n|$)")
 
@@ -107,12 +108,13 @@ def final_answer(text: str) -> str | None:
 
 
 def _last_box(text: str) -> str | None:
-    contents = [content.strip() for _, content in _boxes(text)]
+    contents = [content.strip() for _, content in sorted(_boxes(text))]
     return (contents or [""])[-1] or None
 
 
 def _boxes(text: str) -> Iterator[tuple[int, str]]:
     """(start, content) of each box that is closed; braces within are balanced, and escaped ones are text."""
+    yield from ((match.start(), match[1]) for match in _BARE_BOX.finditer(text))
     for match in _BOX.finditer(text):
         depth, at = 1, match.end()
         while at < len(text) and depth:
@@ -131,5 +133,7 @@ TASK = Task(
     needs_data=True,
     stop=("Problem:",),
     shots=len(EXAMPLES),
+    defaults={"shots": len(EXAMPLES)},
+    packages=("math-verify", "latex2sympy2_extended", "sympy"),
     canonical=lambda item: f"\\boxed{{{item.target}}}",
 )

@@ -103,7 +103,8 @@ def _items(task: str, names: Sequence[str], file: pathlib.Path | None, options: 
 def _task(name: str, summary: str, names: Sequence[str], shots: int) -> Task:
     return Task(
         name=name, summary=summary, version=VERSION, items=functools.partial(_items, name, tuple(names)), score=score,
-        stop=("\n\nLine:",) if shots else (), gen_length=32, block_length=8, shots=shots, canonical=canonical,
+        stop=("\n\nLine:",) if set(names) & set(_LINES) else (), gen_length=32, block_length=8, shots=shots,
+        defaults={"count": COUNT, "seed": SEED}, canonical=canonical,
     )  # fmt: skip
 
 
@@ -122,8 +123,10 @@ def _tasks() -> dict[str, Task]:
         _task(name, f"{summary}; {split(name)}", (name,), int(name in _LINES)) for name, summary in _summaries().items()
     ]
     both = [
-        _task(f"parallelbench_{kind}", f"all {len(every(kind))} {kind} tasks, scores by task", every(kind), 1)
+        # Where not every task shows an example, the set is not one of one shot.
+        _task(f"parallelbench_{kind}", f"all {len(every(kind))} {kind} tasks, scores by task", every(kind), int(shown))
         for kind in (EASY, HARD)
+        for shown in (set(every(kind)) <= set(_LINES),)
     ]
     return {task.name: task for task in (*single, *both)}
 

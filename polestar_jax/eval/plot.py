@@ -76,7 +76,7 @@ def drawn(summaries: Sequence[dict[str, Any]]) -> Any:
                 _fill(panel, found, styles)
                 panel.set_xlabel(meaning)
                 panel.set_ylabel("accuracy, %")
-                panel.settitle(title(summary), loc="left", fontsize=10)
+                panel.set_title(title(summary), loc="left", fontsize=10)
                 panels.append((panel, found, styles))
     canvas.draw()  # settles the panels' places, which the labels go by
     for panel, found, styles in panels:
@@ -173,7 +173,7 @@ def _names(found: Sequence[Point]) -> list[str]:
 
 def title(summary: dict[str, Any]) -> str:
     about = summary["about"]
-    return f"{about['task']['name']}, {tables.model_name(summary)}, {about['task']['items']} items, {about['dtype']}"
+    return f"task {about['task']['name']}, model {tables.model_name(summary)}, {about['task']['items']} items, {about['dtype']}"
 
 
 def _save(figure: Any, path: Path) -> Path:

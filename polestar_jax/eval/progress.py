@@ -29,6 +29,10 @@ class Progress:
         line = f"{run}: {total - self._left[run, timed]}/{total} {what}, about {_spoken(self.remaining())} left in all"
         print(line, file=sys.stderr, flush=True)
 
+    def ended(self, run: str) -> None:
+        """Of a run that could not be finished nothing is left, either."""
+        self._left |= {(run, timed): 0 for timed in (False, True)}
+
     def remaining(self) -> float:
         """Seconds; a kind of answer that has not been seen is taken to cost what the other does."""
         seen = [rate for rate in self._rates.values() if rate[1]]

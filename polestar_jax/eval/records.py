@@ -77,7 +77,8 @@ class Answers:
 
 @contextlib.contextmanager
 def opened(directory: Path, record: Record) -> Iterator[Answers]:
-    """The directory, made if need be, for answers of ``record``'s runs beside those it has.
+    """The directory, made if need be, for answers of ``record``'s runs beside those it has. A run of an earlier start that has
+    no answer and is not asked for again is forgotten.
 
     Raises:
       InputError: it is none, cannot be written, is being written by another process, or holds answers that were made with
@@ -93,7 +94,9 @@ def opened(directory: Path, record: Record) -> Iterator[Answers]:
         old, lines = read(directory) if _is_evaluation(directory) else (None, [])
         if old:
             _check_same(directory, old, record)
-        known = Record(about=record.about, runs=(old.runs if old else {}) | record.runs, notes=record.notes)
+        answered = {line["run"] for line in lines}
+        kept = {key: run for key, run in old.runs.items() if key in answered} if old else {}
+        known = Record(about=record.about, runs=kept | record.runs, notes=record.notes)
         replace(directory / RUNS, json.dumps(dataclasses.asdict(known), indent=1) + "\n")
         whole = b"".join(map(_encoded, lines))
         path = directory / ANSWERS

@@ -7,10 +7,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
+
 from polestar_jax import generation
 from polestar_jax.decode import engine
 from polestar_jax.decode.policy import Decoder
-from polestar_jax.errors import RunError
+from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval.records import Answers, Line
 from polestar_jax.eval.task import Item, Task, cut
 from polestar_jax.models.denoiser import Denoiser
@@ -63,7 +65,7 @@ def evaluate(
       work: what to decode.
       answers: where it goes; what is there already is not decoded again.
       on_batch: called with (run, timed, answers) after each batch.
-      on_run: called with a run's key when all its answers are there.
+      on_run: called with a run's key when all its answers are there, or no more will come.
 
     Returns:
       By key, why a run could not be finished; the others go on.
@@ -81,11 +83,23 @@ def evaluate(
             if os.environ.get("POLESTAR_DEBUG"):
                 raise
             failed[key] = " ".join(f"{type(error).__name__}: {error}".split())[:600]
-        else:
-            on_run(key)
+        on_run(key)
         if todo and len(work.runs) > 1:
             engine.forget_programs()
     return failed
+
+
+def check(work: Evaluation) -> None:
+    """Refuse runs that do not suit the model, before anything is decoded.
+
+    Raises:
+      InputError: a run's cache or schedule that the model's sizes rule out; names the run.
+    """
+    for key, decoder in work.runs.items():
+        try:
+            jax.eval_shape(lambda decoder=decoder: engine.init_state(work.model, decoder, work.prompts[0]))
+        except InputError as error:
+            raise InputError(f"run {key}: {error}") from None
 
 
 def pending(work: Evaluation, answers: Answers, key: str) -> list[tuple[bool, list[int]]]:

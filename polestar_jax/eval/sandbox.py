@@ -7,13 +7,22 @@ What is between that program and the machine, and what each part is for:
   environment of four variables: the caller's tokens and settings are not in it.
 - An empty temporary directory to work in, removed afterwards.
 - Limits of time (CPU and wall clock), memory, file size, open files and, unless the caller is root, processes: against
-  programs that loop, wait, or fill memory or disk.
+  programs that loop, wait, or fill memory.
 - Namespaces, where the kernel lets an ordinary user make them: no network at all; no signals to other processes, nor a
-  look into their memory and environment; every file system read-only but for that directory.
-- An audit hook, everywhere: sockets, new processes, signals to others, native libraries, and writing or removing files
-  outside of that directory raise PermissionError. It stops Python code that does these things by the usual ways, which is
-  what a model writes; it is no wall against code made to get around it.
+  look into their memory and environment; every file system read-only but for that directory, which is one of its own, in
+  memory, with room for as many files of the largest size as the limits let a program make. :func:`isolation` says which of
+  these there are.
+- An audit hook, everywhere: sockets, new processes, signals to others, native libraries and ctypes'
+  access to memory, databases of sqlite3, more files than the limits allow, and writing or removing files outside of that
+  directory raise PermissionError or another OSError. What Python tells no hook of is taken away: the function behind
+  subprocess and multiprocessing, shared memory, named pipes and devices, ``dir_fd`` of ``os.open``, and the import of the
+  modules in C that write dbm files or a history of lines, run Tcl, or make interpreters that have no hook. It stops Python
+  code that does these things by the ways that the standard library offers for them, which is what a model writes; it is no
+  wall against code made to get around it (by way of the interpreter's own memory, for one), nor against other packages'
+  native code.
 - A session of its own, killed at the end with everything in it; also when the caller itself dies.
+
+Hence, where there are no namespaces, nothing but the hook is between such code and the caller's files, network and disk.
 
 Not protected: files that the caller can read can be read.
 
@@ -26,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -36,7 +46,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from polestar_jax import unfinished
 from polestar_jax.errors import InputError, RunError
@@ -55,13 +65,15 @@ class Limits:
       wall_seconds: from start to verdict.
       memory_bytes: of address space.
       file_bytes: of each file written.
+      files: made in all, directories and links among them; on disk thus at most ``files`` times ``file_bytes``.
       open_files, processes: at a time; the second holds for the caller's user, and not for root.
     """
 
     cpu_seconds: int = 5
     wall_seconds: float = 30.0
     memory_bytes: int = 2 << 30
-    file_bytes: int = 16 << 20
+    file_bytes: int = 4 << 20
+    files: int = 64
     open_files: int = 64
     processes: int = 64
 
@@ -73,7 +85,8 @@ class Outcome:
     Attributes:
       status: passed; failed: an exception, SystemExit included; timeout; died: ended without a verdict.
       detail: the exception's type and message, "" for none.
-      isolation: what namespaces kept away: network, processes, files; empty too where there was no verdict.
+      isolation: what namespaces kept away: network, processes, disk (its limit), files (others'); empty too where there was no
+        verdict.
     """
 
     status: Literal["passed", "failed", "timeout", "died"]
@@ -102,11 +115,27 @@ def self_check() -> None:
       RunError: either was misjudged.
     """
     for program, expected in (("x = 1", "passed"), ("x = 2", "failed")):
-        outcome = run(program, "assert x == 1", allow_code_execution=True)
-        if outcome.status != expected:
-            raise RunError(
-                f"code cannot be run here: '{program}' should have {expected}, and {outcome.status} {outcome.detail}"
-            )
+        _checked(program, expected)
+
+
+@functools.cache
+def isolation() -> tuple[str, ...]:
+    """What namespaces keep away from a program on this machine, as :attr:`Outcome.isolation` has it, sorted; found by running
+    one line of our own.
+
+    Raises:
+      RunError: code cannot be run here.
+    """
+    return tuple(sorted(_checked("x = 1", "passed").isolation))
+
+
+def _checked(program: str, expected: str) -> Outcome:
+    outcome = run(program, "assert x == 1", allow_code_execution=True)
+    if outcome.status != expected:
+        raise RunError(
+            f"code cannot be run here: '{program}' should have {expected}, and {outcome.status} {outcome.detail}"
+        )
+    return outcome
 
 
 def run(program: str, tests: str, *, allow_code_execution: bool, limits: Limits | None = None) -> Outcome:
@@ -157,9 +186,7 @@ def _outcome(job: IO[bytes], directory: str, token: str, limits: Limits) -> Outc
         os.close(verdicts)
         if channel >= 0:
             os.close(channel)
-    if verdict is not None:
-        return Outcome(status=verdict["status"], detail=verdict["detail"], isolation=tuple(verdict["isolation"]))
-    return Outcome(status="died" if in_time and status != TIMED_OUT else "timeout")
+    return verdict or Outcome(status="died" if in_time and status != TIMED_OUT else "timeout")
 
 
 def _start(job: IO[bytes], directory: str, channel: int) -> subprocess.Popen[bytes]:
@@ -180,7 +207,7 @@ def _start(job: IO[bytes], directory: str, channel: int) -> subprocess.Popen[byt
         raise RunError(f"no process can be started to run code in: {error.strerror or error}") from None
 
 
-def _verdict(pipe: int, token: str, seconds: float) -> tuple[dict[str, Any] | None, bool]:
+def _verdict(pipe: int, token: str, seconds: float) -> tuple[Outcome | None, bool]:
     """(what the child reports, or None where it does not; whether it reported or ended in time)."""
     poll, data, end = select.poll(), b"", time.monotonic() + seconds
     poll.register(pipe, select.POLLIN)
@@ -190,10 +217,12 @@ def _verdict(pipe: int, token: str, seconds: float) -> tuple[dict[str, Any] | No
         part = os.read(pipe, 65536)
         data += part
         for line in data.split(b"\n")[:-1]:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                verdict = json.loads(line)
-                if secrets.compare_digest(verdict["token"], token):
-                    return verdict, True
+            # A program may write anything here, such as brackets in brackets.
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                told = json.loads(line)
+                if secrets.compare_digest(told["token"], token):
+                    kept_away = tuple(told["isolation"])
+                    return Outcome(status=told["status"], detail=told["detail"], isolation=kept_away), True
         if not part:
             break
     return None, True

@@ -8,30 +8,52 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import importlib
+import itertools
 import json
 import os
 import resource
 import signal
 import sys
 import types
+from collections.abc import Callable
+from typing import NoReturn
 
 TIMED_OUT = 124
 # linux/sched.h, linux/mount.h, linux/prctl.h; the numbers are the same on every architecture.
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
 _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY, _MOUNT_SETATTR = -100, 0x8000, 1, 442
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _CAPABILITIES = 1, 38, 0x20080522
 
+# Audit events. Of sqlite3 all: what a database in memory attaches is written without an event of its own.
 _FORBIDDEN = frozenset(
     "os.exec os.fork os.forkpty os.posix_spawn os.spawn os.startfile os.system os.kill os.killpg subprocess.Popen pty.spawn "
-    "signal.pthread_kill ctypes.dlopen syslog.openlog ftplib.connect urllib.Request".split()
+    "signal.pthread_kill resource.prlimit sys.remote_exec sqlite3.connect ftplib.connect urllib.Request".split()
 )
-_CHANGES = frozenset(
-    "os.chflags os.chmod os.chown os.link os.mkdir os.remove os.removexattr os.rename os.rmdir os.setxattr os.symlink "
-    "os.truncate os.utime shutil.rmtree shutil.move shutil.chown".split()
+_FORBIDDEN_KINDS = ("socket.", "ctypes.", "syslog.")
+# Those that change files: how many of the first arguments are paths, of the last ones directories that these start from.
+_CHANGES = (
+    dict.fromkeys("os.chflags os.removexattr os.setxattr os.truncate shutil.chown".split(), (1, 0))
+    | dict.fromkeys("os.chmod os.chown os.mkdir os.remove os.rmdir os.utime shutil.rmtree".split(), (1, 1))
+    | {"shutil.move": (2, 0), "os.symlink": (2, 1), "os.link": (2, 2), "os.rename": (2, 2)}
 )
-_TWO_PATHS = frozenset("os.link os.rename os.symlink shutil.move".split())
+_MAKES = frozenset("os.link os.mkdir os.symlink".split())
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
+# What starts processes, makes files or sends signals without any event: functions (whose modules are not to be had afresh),
+# and whole modules that few programs need.
+_UNSEEN = {
+    "_posixsubprocess": ("fork_exec",),
+    "_posixshmem": ("shm_open", "shm_unlink"),
+    "posix": ("mkfifo", "mknod"),
+    "_signal": ("pidfd_send_signal",),
+}
+# An interpreter within the interpreter has no hook. Without these databases dbm and shelve take their format in plain Python.
+_NO_IMPORT = (
+    frozenset("_interpreters _xxsubinterpreters _dbm _gdbm dbm.sqlite3 _tkinter readline".split()) | _UNSEEN.keys()
+)
 
 
 def main() -> None:
@@ -41,7 +63,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    isolation = _namespaces(job["directory"])
+    isolation = _namespaces(job["directory"], job["limits"])
     _die_with_parent()  # after the namespaces: changing user takes this back
     if os.getppid() != job["parent"]:
         os._exit(1)
@@ -55,7 +77,7 @@ def main() -> None:
     _drop_capabilities()
     _set_limits(job["limits"])
     os.chdir(job["directory"])
-    sys.addaudithook(_guard(job["directory"]))
+    _watch(job["directory"], job["limits"]["files"])
     _run(job["program"], job["tests"], job["token"], isolation, channel)
 
 
@@ -76,24 +98,45 @@ def _run(program: str, tests: str, token: str, isolation: list[str], channel: in
     leave(0)
 
 
-def _namespaces(directory: str) -> list[str]:
+def _namespaces(directory: str, limits: dict) -> list[str]:
     """Enter what namespaces the kernel permits; what they keep away, in words."""
     if not sys.platform.startswith("linux"):
         return []
     libc = ctypes.CDLL(None)
     apart = _NEWNET | _NEWPID | _NEWNS | _NEWIPC
-    if libc.unshare(_NEWUSER | apart) and libc.unshare(apart):
+    user, group, known = os.geteuid(), os.getegid(), True
+    if libc.unshare(_NEWUSER | apart) == 0:
+        known = _stay(user, group)
+    elif libc.unshare(apart):
         return []
     made = ["network", "processes"]
     path = os.fsencode(directory)
+    options = f"size={limits['files'] * limits['file_bytes']},nr_inodes={limits['files'] + 1},mode=700".encode()
+    if libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None):
+        return made
+    if known and libc.mount(b"tmpfs", path, b"tmpfs", ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options) == 0:
+        made.append("disk")
+    elif libc.mount(path, path, None, ctypes.c_ulong(_MS_BIND), None):
+        return made
     read_only, writable = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0), (ctypes.c_uint64 * 4)(0, _READ_ONLY, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(read_only))
-    private = libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
-    if private == 0 and libc.mount(path, path, None, ctypes.c_ulong(_MS_BIND), None) == 0:
-        sealed = libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(read_only), size)
-        if sealed == 0 and libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, 0, ctypes.byref(writable), size) == 0:
-            made.append("files")
+    sealed = libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(read_only), size)
+    if sealed == 0 and libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, 0, ctypes.byref(writable), size) == 0:
+        made.append("files")
     return made
+
+
+def _stay(user: int, group: int) -> bool:
+    """Be the same user in the new namespace; whether that worked. One whom it does not know can own no file of a file
+    system made in it.
+    """
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        try:
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        except OSError:
+            return False
+    return True
 
 
 def _die_with_parent() -> None:
@@ -123,27 +166,90 @@ def _set_limits(limits: dict) -> None:
             resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def _guard(directory: str):
-    """The audit hook; what it needs is bound here, since the program may change the modules' attributes."""
-    real, decode, inside = os.path.realpath, os.fsdecode, (directory, directory + os.sep)
+def _watch(directory: str, files: int) -> None:
+    """Take away what no audit event tells of, and set the hook for all else."""
+    _replace_unseen()
+    sys.addaudithook(_guard(directory, files))
 
-    def outside(path: object) -> bool:
-        if not isinstance(path, str | bytes | os.PathLike):
-            return False  # a descriptor, whose opening was seen
-        path = real(decode(path))
-        return path != inside[0] and not path.startswith(inside[1]) and path != os.devnull
+
+def _replace_unseen() -> None:
+    """Replace the functions of ``_UNSEEN`` in whatever has imported them, and let ``os.open`` start from no directory's
+    descriptor: its event does not give that, and hence not which file it is.
+    """
+    plain = os.open
+
+    def without_directory(path, flags, mode=0o777, *, dir_fd=None):
+        if dir_fd is not None:
+            raise PermissionError("not in the sandbox: dir_fd")
+        return plain(path, flags, mode)
+
+    def refusal(name: str) -> Callable[..., NoReturn]:
+        def refused(*_, **__):
+            raise PermissionError(f"not in the sandbox: {name}")
+
+        return refused
+
+    replaced = [(plain, without_directory)]
+    for module, names in _UNSEEN.items():
+        with contextlib.suppress(ImportError):  # each system lacks some
+            functions = vars(importlib.import_module(module))
+            replaced += [(functions[name], refusal(name)) for name in names if name in functions]
+    by = {id(old): new for old, new in replaced}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in by:
+                setattr(module, name, by[id(value)])
+    os.supports_dir_fd.clear()  # which shutil.rmtree asks
+
+
+def _guard(directory: str, files: int) -> Callable[[str, tuple], None]:
+    """The audit hook; what it needs is bound here, since the program may change the modules' attributes."""
+    real, decode, exists, null = os.path.realpath, os.fsdecode, os.path.lexists, os.devnull
+    forbidden, kinds, changes, makes, modules = _FORBIDDEN, _FORBIDDEN_KINDS, _CHANGES, _MAKES, _NO_IMPORT
+    writing, unnamed, full = _WRITING, _UNNAMED, errno.ENOSPC
+    inside, made = directory + os.sep, itertools.count(1)
+
+    def refuse(what: str) -> NoReturn:
+        raise PermissionError(f"not in the sandbox: {what}")
+
+    def outside(path: str) -> bool:
+        return path != directory and not path.startswith(inside)
+
+    def make() -> None:
+        if next(made) > files:
+            raise OSError(full, f"not in the sandbox: more than {files} files")
+
+    def opening(path: str, flags: int) -> None:
+        if flags & writing:
+            if outside(path) and path != null:
+                refuse(f"writing {path}")
+            if not exists(path) or (unnamed and flags & unnamed == unnamed):
+                make()
+        elif path.startswith("/proc/") and path.endswith(("/environ", "/mem")):
+            refuse(f"reading {path}")
+
+    def change(event: str, args: tuple) -> None:
+        paths, directories = changes[event]
+        if any(descriptor not in (-1, None) for descriptor in args[len(args) - directories :]):
+            refuse(f"{event} with dir_fd")
+        for path in args[:paths]:
+            if isinstance(path, int):  # a descriptor: of a file that may be read only, unless to be made shorter
+                if event != "os.truncate":
+                    refuse(f"{event} of a descriptor")
+            elif outside(real(decode(path))):
+                refuse(f"{event} {path}")
+        if event in makes and not exists(args[paths - 1]):
+            make()
 
     def guard(event: str, args: tuple) -> None:
-        if event in _FORBIDDEN or event.startswith("socket."):
-            raise PermissionError(f"not in the sandbox: {event}")
-        if event == "open" and isinstance(args[2], int) and args[2] & _WRITING and outside(args[0]):
-            raise PermissionError(f"not in the sandbox: writing {args[0]}")
-        if event == "open" and str(args[0]).startswith("/proc/") and str(args[0]).endswith(("/environ", "/mem")):
-            raise PermissionError(f"not in the sandbox: reading {args[0]}")
-        if event in _CHANGES:
-            for path in args[: 2 if event in _TWO_PATHS else 1]:
-                if outside(path):
-                    raise PermissionError(f"not in the sandbox: {event} {path}")
+        if event in forbidden or event.startswith(kinds):
+            refuse(event)
+        if event == "import" and args[0] in modules:
+            raise ImportError(f"not in the sandbox: {args[0]}")
+        if event == "open" and not isinstance(args[0], int):
+            opening(real(decode(args[0])), args[2])
+        if event in changes:
+            change(event, args)
 
     return guard
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ Summary = dict[str, Any]
 
 def summarise(record: Record, lines: Sequence[Line]) -> Summary:
     """The summary of an evaluation, as JSON: ``about`` and ``notes`` of its record, and its ``runs`` with their numbers.
+
+    A run is complete when every item has its answer, and as many as the notes say are timed.
 
     Of each run: ``items`` answered of ``items_asked``, metrics (means), tokens counted in three forms, TPF and TPS in the same
     forms (tokens of all items over their passes; tokens over seconds, both of the timed answers alone, None without any), passes
@@ -34,8 +37,9 @@ def summarise(record: Record, lines: Sequence[Line]) -> Summary:
         subsets = about["task"]["subsets"]
         numbers = _numbers(answers, timed)
         numbers["timed"] |= {"same_tokens": alike, "compile_seconds": sum(line["compile_seconds"] for line in mine)}
+        whole = len(answers) == about["task"]["items"] and len(timed) >= record.notes.get("timed", 0)
         runs.append(
-            {"run": key, "complete": len(answers) == about["task"]["items"], "items_asked": about["task"]["items"]}
+            {"run": key, "complete": whole, "items_asked": about["task"]["items"]}
             | numbers
             | {
                 "subsets": {
@@ -80,7 +84,8 @@ def _numbers(answers: Sequence[Line], timed: Sequence[Line]) -> dict[str, Any]:
         "tpf": {form: _over(total(f"tokens_{form}"), total("nfe")) for form in COUNTS},
         "tps": {form: _over(total(f"tokens_{form}", timed), seconds) for form in COUNTS},
         "timed": {
-            "items": len(timed), "seconds": seconds, "seconds_mean": _over(seconds, len(timed)),
+            "items": len(timed), "digest": f"{zlib.crc32(json.dumps([line['id'] for line in timed]).encode()):08x}",
+            "seconds": seconds, "seconds_mean": _over(seconds, len(timed)),
             "passes_per_second": _over(total("nfe", timed), seconds),
         },
         "nfe": total("nfe"),

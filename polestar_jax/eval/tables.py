@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -11,10 +12,37 @@ from typing import Any
 from polestar_jax.decoders.variants import BASELINES
 
 _EMPTY = "-"
+_LENGTHS = {"gen_length", "block_length"}
 
 
 def model_name(summary: dict[str, Any]) -> str:
-    return PurePath(summary["notes"].get("model") or summary["about"]["model"]["family"]).name
+    """The last part of the model's path; of a snapshot in the hub's cache, the model's name there."""
+    path = PurePath(summary["notes"].get("model") or summary["about"]["model"]["family"])
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
+
+
+def names(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """A name for each evaluation: its model's; of several of one benchmark and model, with what tells them apart."""
+    keys = [(_benchmark(summary), model_name(summary)) for summary in summaries]
+    details = [
+        {
+            "prompts": about["prompt_mode"], "dtype": about["dtype"], "batch": about["batch_size"],
+            "items": about["task"]["items"], "text": about["post_processing"], "seed": about["seed"],
+            "weights": about["model"]["weights"], "options": json.dumps(about["task"]["options"]),
+        }
+        for about in (summary["about"] for summary in summaries)
+    ]  # fmt: skip
+    found = []
+    for i, key in enumerate(keys):
+        alike = [j for j, other in enumerate(keys) if other == key]
+        differ = [name for name in details[i] if len({details[j][name] for j in alike}) > 1]
+        told = [f"{name} {details[i][name]}" for name in differ]
+        same = [j for j in alike if all(details[j][name] == details[i][name] for name in differ)]
+        told += [f"no. {same.index(i) + 1}"] if len(same) > 1 else []
+        found.append(key[1] + (f" ({', '.join(told)})" if told else ""))
+    return found
 
 
 def accuracy(run: dict[str, Any]) -> float | None:
@@ -24,33 +52,46 @@ def accuracy(run: dict[str, Any]) -> float | None:
 
 
 def speedups(summary: dict[str, Any]) -> dict[str, float]:
-    """By run, TPS over that of the plain method with the same length; none where it or ``parallel`` was not measured too: a cache
-    may well be slower than both."""
+    """By run, TPS over that of the plain method with the same length; none where it or ``parallel``, without settings of their
+    own but lengths, was not timed on the same items: a cache may well be slower than both."""
     found = {}
     for run in summary["runs"]:
-        peers = [peer for peer in summary["runs"] if peer["gen_length"] == run["gen_length"] and peer["tps"]["non_eos"]]
-        base = next((peer for peer in peers if peer["method"] == BASELINES[0]), None)
-        if run in peers and base and {peer["method"] for peer in peers} >= set(BASELINES):
-            found[run["run"]] = run["tps"]["non_eos"] / base["tps"]["non_eos"]
+        alike = lambda peer, run=run: (  # noqa: E731
+            peer["tps"]["non_eos"] and peer["gen_length"] == run["gen_length"]
+            and peer["timed"]["digest"] == run["timed"]["digest"]
+        )  # fmt: skip
+        bases = [
+            [
+                peer
+                for peer in summary["runs"]
+                if alike(peer) and peer["method"] == name and set(peer["asked"]) <= _LENGTHS
+            ]
+            for name in BASELINES
+        ]
+        if run["tps"]["non_eos"] and all(bases):
+            plain = next((peer for peer in bases[0] if peer["block_length"] == run["block_length"]), bases[0][0])
+            found[run["run"]] = run["tps"]["non_eos"] / plain["tps"]["non_eos"]
     return found
 
 
 def markdown(summaries: Sequence[dict[str, Any]]) -> str:
     """All tables, each evaluation's details below the common one."""
     parts = [_comparison(summaries)]
-    for summary in summaries:
-        parts += [f"### {_benchmark(summary)}, {model_name(summary)}: costs", _costs(summary)]
+    for summary, name in zip(summaries, names(summaries), strict=True):
+        parts += [f"### {_benchmark(summary)}, {name}: costs of an answer", _costs(summary)]
+        parts += [f"### {_benchmark(summary)}, {name}: tokens counted in three ways", _counted(summary)]
         if len(summary["about"]["task"]["subsets"]) > 1:
-            parts += [f"### {_benchmark(summary)}, {model_name(summary)}: accuracy by subset, %", _by_subset(summary)]
+            parts += [f"### {_benchmark(summary)}, {name}: accuracy by subset, %", _by_subset(summary)]
         parts.append(_made_with(summary))
     return "\n\n".join(parts) + "\n"
 
 
 def _comparison(summaries: Sequence[dict[str, Any]]) -> str:
     """Benchmark, length, method; accuracy, TPF and TPS (speed-up) of each model."""
-    models = list(dict.fromkeys(map(model_name, summaries)))
+    named = names(summaries)
+    models = list(dict.fromkeys(named))
     rows: dict[tuple, dict[str, list[str]]] = {}
-    for summary in summaries:
+    for summary, name in zip(summaries, named, strict=True):
         faster = speedups(summary)
         for run in summary["runs"]:
             times = f" ({faster[run['run']]:.1f}×)" if run["run"] in faster else ""  # noqa: RUF001
@@ -62,7 +103,7 @@ def _comparison(summaries: Sequence[dict[str, Any]]) -> str:
             if not run["complete"]:
                 cells[0] += f" ({run['items']} of {run['items_asked']} items)"
             place = rows.setdefault((_benchmark(summary), run["gen_length"], run["run"]), {})
-            place[model_name(summary)] = cells
+            place[name] = cells
     of = (lambda model: f"{model}: ") if len(models) > 1 else (lambda model: "")
     head = ["benchmark", "gen len", "method"]
     head += [of(model) + name for model in models for name in ("accuracy, %", "TPF", "TPS")]
@@ -74,24 +115,30 @@ def _comparison(summaries: Sequence[dict[str, Any]]) -> str:
 
 
 def _costs(summary: dict[str, Any]) -> str:
-    """The three forms of TPF and TPS, and what the passes were."""
-    head = [
-        "method", "TPF all", "TPF non-EOS", "TPF pre-EOS", "TPS all", "TPS non-EOS", "TPS pre-EOS", "timed", "s an answer",
-        "NFE", "full", "partial", "refreshes", "rows a pass", "near ties", "repetition", "compile, s",
-    ]  # fmt: skip
+    """What an answer took on average, and what stands beside its score."""
+    head = "method|NFE|full|partial|refreshes|rows a pass|s an answer|compile, s|near ties|repetition".split("|")
     others = list(dict.fromkeys(name for run in summary["runs"] for name in list(run["metrics"])[1:]))
     body = []
     for run in summary["runs"]:
         mean = lambda name, run=run: _number(run[name] / run["items"] if run["items"] else None, 1)  # noqa: E731
         body.append(
-            [run["run"], *(_number(run["tpf"][form], 2) for form in ("all", "non_eos", "pre_eos"))]
-            + [*(_number(run["tps"][form], 1) for form in ("all", "non_eos", "pre_eos")), str(run["timed"]["items"])]
-            + [_number(run["timed"]["seconds_mean"], 3), mean("nfe"), mean("full_forwards"), mean("partial_forwards")]
-            + [mean("refreshes"), _number(run["rows"] / run["nfe"] if run["nfe"] else None, 1)]
-            + [_number(run["near_ties"], 3), _number(run["repetition"], 3), _number(run["timed"]["compile_seconds"], 1)]
+            [run["run"], *map(mean, ("nfe", "full_forwards", "partial_forwards", "refreshes"))]
+            + [_number(run["rows"] / run["nfe"] if run["nfe"] else None, 1), _number(run["timed"]["seconds_mean"], 3)]
+            + [_number(run["timed"]["compile_seconds"], 1), _number(run["near_ties"], 3), _number(run["repetition"], 3)]
             + [_number(100 * run["metrics"][name] if name in run["metrics"] else None, 2) for name in others]
         )
     return table(head + [f"{name}, %" for name in others], body)
+
+
+def _counted(summary: dict[str, Any]) -> str:
+    """TPF and TPS in the three forms that papers count tokens in, and of how many answers the latter are."""
+    names = {"all": "all", "non_eos": "non-EOS", "pre_eos": "pre-EOS"}
+    head = ["method", *(f"{rate} {name}" for rate in ("TPF", "TPS") for name in names.values()), "timed"]
+    body = []
+    for run in summary["runs"]:
+        tpf, tps = ([_number(run[rate][form], digits) for form in names] for rate, digits in (("tpf", 2), ("tps", 1)))
+        body.append([run["run"], *tpf, *tps, str(run["timed"]["items"])])
+    return table(head, body)
 
 
 def _by_subset(summary: dict[str, Any]) -> str:
@@ -136,6 +183,9 @@ def comma_separated(summaries: Sequence[dict[str, Any]]) -> str:
         [
             "benchmark",
             "model",
+            "prompt_mode",
+            "dtype",
+            "batch_size",
             "gen_length",
             "block_length",
             "method",
@@ -148,10 +198,12 @@ def comma_separated(summaries: Sequence[dict[str, Any]]) -> str:
         + [f"{name}_{form}" for name in ("tpf", "tps", "tokens") for form in forms]
         + [*plain, "timed_items", "timed_seconds", *metrics]
     )
+    named = {id(summary): name for summary, name in zip(summaries, names(summaries), strict=True)}
     for summary, run in lists:
-        faster = speedups(summary).get(run["run"])
+        about, faster = summary["about"], speedups(summary).get(run["run"])
         for name, part in (("all", run), *(item for item in run["subsets"].items() if len(run["subsets"]) > 1)):
-            row = [summary["about"]["task"]["name"], model_name(summary), run["gen_length"], run["block_length"]]
+            row = [about["task"]["name"], named[id(summary)], about["prompt_mode"], about["dtype"], about["batch_size"]]
+            row += [run["gen_length"], run["block_length"]]
             row += [run["method"], run["run"], name, part["items"], accuracy(part), faster if part is run else None]
             row += [part[kind][form] for kind in ("tpf", "tps", "tokens") for form in forms]
             row += [part[field] for field in plain] + [part["timed"]["items"], part["timed"]["seconds"]]

@@ -46,6 +46,8 @@ class Task:
       runs_code: whether scoring executes what a model wrote.
       options: the options by name, checked and filled up before ``items`` gets them; None: ``items`` gets texts, and refuses
         those that it does not know.
+      defaults: what options are that are not given, for the record, where ``options`` is None.
+      packages: distributions that decide about scores, for the record.
       canonical: item -> a text that must score 1; an evaluation tries some before it decodes anything. None: not known.
     """
 
@@ -61,6 +63,8 @@ class Task:
     shots: int = 0
     runs_code: bool = False
     options: Mapping[str, Setting] | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    packages: tuple[str, ...] = ()
     canonical: Callable[[Item], str] | None = None
 
 

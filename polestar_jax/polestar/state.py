@@ -73,13 +73,15 @@ def empty(
     def layer() -> LayerCache:
         k = jnp.zeros((batch, spec.n_kv_heads, columns, spec.head_dim), dtype)
         v = jnp.zeros((batch, spec.n_kv_heads, spec.head_dim, columns), dtype)
-        rows = jnp.zeros((batch, window, spec.d_model), jnp.float32)
+        rows = jax.ShapeDtypeStruct((batch, window, spec.d_model), jnp.float32)
+        stored = jax.eval_shape(lambda rows: store(rows, rows, form, dtype), rows)
+        stored = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stored)
         found = Clusters(
             jnp.zeros((batch, clusters, spec.d_model), jnp.float32),
             jnp.full((batch, window), clusters, jnp.int32),
             jnp.zeros((batch, clusters), jnp.float32),
         )
-        return LayerCache(k, v, park(store(rows, rows, form, dtype), residency), found, nowhere(clusters))
+        return LayerCache(k, v, park(stored, residency), found, nowhere(clusters))
 
     def nowhere(rows: int) -> Distribution:
         shape = (batch, spec.n_heads, rows)

@@ -187,17 +187,16 @@ def test_equals_a_plain_loop(spec):
 
 
 @pytest.mark.slow
-@SPECS
 @pytest.mark.parametrize(
-    "settings",
+    ("spec", "settings"),
     [
-        dict(),
-        dict(schedule="blocks", block_length=4, candidates=6),
-        dict(inflation=2, influential=0.0),
-        dict(conf_update=False, threshold=0.3),
-        dict(row_capacity=4, threshold=0.1),
+        (SPEC, dict()),
+        (DREAM, dict(schedule="blocks", block_length=4, candidates=6)),
+        (SPEC, dict(inflation=2, influential=0.0)),
+        (DREAM, dict(conf_update=False, threshold=0.3)),
+        (SPEC, dict(row_capacity=4, threshold=0.1)),
     ],
-    ids=lambda settings: ",".join(settings) or "defaults",
+    ids=lambda value: ",".join(value) or "defaults" if isinstance(value, dict) else None,
 )
 def test_equals_a_plain_loop_with_other_settings(spec, settings):
     runs = check(spec, (1, 2), **settings)
@@ -213,10 +212,9 @@ class Anew(cache.D2Cache):
 
 
 @pytest.mark.slow
-@SPECS
-def test_p06_computing_every_row_is_the_rule_without_a_cache(spec):
+def test_p06_computing_every_row_is_the_rule_without_a_cache():
     """Also where the rows are chosen, all of them, by each of the three reasons to choose one."""
-    model, decoder = model_of(spec), decoders.d2_cache(**SETTINGS, threshold=0.15)
+    model, decoder = model_of(DREAM), decoders.d2_cache(**SETTINGS, threshold=0.15)
     want = decoded(model, decoder.replace(cache=cache.NoCache()))
     for policy in (Anew(), cache.D2Cache(candidates=G, influential=1.0)):
         state, histories = decoded(model, decoder.replace(cache=policy))
@@ -225,9 +223,8 @@ def test_p06_computing_every_row_is_the_rule_without_a_cache(spec):
 
 
 @pytest.mark.slow
-@SPECS
-def test_a_guided_batch_equals_single_runs_and_twice_the_room_or_kernels_change_nothing(spec):
-    model, settings = model_of(spec), SETTINGS | dict(guidance=0.7, threshold=0.15)
+def test_a_guided_batch_equals_single_runs_and_twice_the_room_or_kernels_change_nothing():
+    model, settings = model_of(SPEC), SETTINGS | dict(guidance=0.7, threshold=0.15)
     decoder = decoders.d2_cache(**settings)
     together = engine.decode(model, decoder, engine.init_state(model, decoder, PROMPTS))
     assert not together.cache.dropped.any()

@@ -62,12 +62,11 @@ RUNS = [
     (SPEC, (4, 4), 0.3, "full step"),
     *(
         pytest.param(spec, interval, rho, plans, marks=pytest.mark.slow)
-        for spec in (SPEC, DREAM)
-        for interval, rho, plans in (
-            ((3, 2), 0.3, "full prompt response step"),
-            ((50, 7), 0.25, "full prompt response step"),
-            ((None, 5), 0.0, "full response step"),
-            ((4, None), 0.6, "full prompt step"),
+        for spec, interval, rho, plans in (
+            (DREAM, (3, 2), 0.3, "full prompt response step"),
+            (SPEC, (50, 7), 0.25, "full prompt response step"),
+            (DREAM, (None, 5), 0.0, "full response step"),
+            (SPEC, (4, None), 0.6, "full prompt step"),
         )
     ),
 ]

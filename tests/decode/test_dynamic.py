@@ -103,12 +103,11 @@ RUNS = [
     (DREAM, {}, (None, None)),
     *(
         pytest.param(spec, settings, intervals, marks=pytest.mark.slow)
-        for settings, intervals in (
-            (LIVELY, (None, None)),
-            (LIVELY | dict(budget_scale=0.0, layer_budget=3), (3, 2)),
-            (LIVELY | dict(layer_budget=0, window_budget=4), (None, 3)),
+        for spec, settings, intervals in (
+            (DEEP, LIVELY, (None, None)),
+            (DREAM, LIVELY | dict(budget_scale=0.0, layer_budget=3), (3, 2)),
+            (DEEP, LIVELY | dict(layer_budget=0, window_budget=4), (None, 3)),
         )
-        for spec in (DEEP, DREAM)
     ),
 ]
 

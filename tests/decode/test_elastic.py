@@ -20,7 +20,6 @@ from tests.oracles.numpy_model import rms_norm, rotate
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], list(range(1, 20))]
 DEEP = dataclasses.replace(DREAM, n_layers=3)  # with a layer above one that has begun to be computed in full
-SPECS = pytest.mark.parametrize("spec", [SPEC, DEEP], ids=["llada", "dream"])
 G = 16
 SETTINGS = dict(gen_length=G, sliding_window=5, gamma=0.93, threshold=0.75)
 
@@ -161,16 +160,15 @@ def test_equals_a_plain_loop(spec):
 
 
 @pytest.mark.slow
-@SPECS
 @pytest.mark.parametrize(
-    "settings",
+    ("spec", "settings"),
     [
-        dict(sim_axis="heads", gamma=0.7),
-        dict(tracked=3, sliding_window=8, gamma=0.7),
-        dict(sliding_window=G, threshold=1.5),
-        dict(schedule="blocks", block_length=8, sliding_window=6),
+        (SPEC, dict(sim_axis="heads", gamma=0.7)),
+        (DEEP, dict(tracked=3, sliding_window=8, gamma=0.7)),
+        (SPEC, dict(sliding_window=G, threshold=1.5)),
+        (DEEP, dict(schedule="blocks", block_length=8, sliding_window=6)),
     ],
-    ids=lambda settings: ",".join(settings),
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
 def test_equals_a_plain_loop_with_other_settings(spec, settings):
     runs = check(spec, (1, 2), **settings)
@@ -180,10 +178,9 @@ def test_equals_a_plain_loop_with_other_settings(spec, settings):
 
 
 @pytest.mark.slow
-@SPECS
-def test_above_one_every_pass_refreshes_above_the_first_layer_and_below_zero_none_does(spec):
-    for gamma, first in ((1.5, 1), (-1.0, spec.n_layers)):
-        runs = check(spec, (1,), gamma=gamma)
+def test_above_one_every_pass_refreshes_above_the_first_layer_and_below_zero_none_does():
+    for gamma, first in ((1.5, 1), (-1.0, DEEP.n_layers)):
+        runs = check(DEEP, (1,), gamma=gamma)
         assert {layer for run in runs for layer in run.begun[1:]} == {first}
 
 
@@ -196,9 +193,8 @@ class Anew(cache.ElasticCache):
 
 
 @pytest.mark.slow
-@SPECS
-def test_p06_full_width_from_the_first_layer_on_is_decoding_without_a_cache(spec):
-    model = model_of(spec)
+def test_p06_full_width_from_the_first_layer_on_is_decoding_without_a_cache():
+    model = model_of(DEEP)
     decoder = decoders.elastic_cache(**SETTINGS | dict(sliding_window=G, threshold=0.7))
     plain_ = decoded(model, decoders.parallel(schedule="whole", gen_length=G, threshold=0.7))
     anew = decoded(model, decoder.replace(cache=Anew(sliding_window=G)))
@@ -208,9 +204,8 @@ def test_p06_full_width_from_the_first_layer_on_is_decoding_without_a_cache(spec
 
 
 @pytest.mark.slow
-@SPECS
-def test_a_guided_batch_equals_single_runs_and_kernels_change_nothing(spec):
-    model, settings = model_of(spec), SETTINGS | dict(guidance=0.7)
+def test_a_guided_batch_equals_single_runs_and_kernels_change_nothing():
+    model, settings = model_of(SPEC), SETTINGS | dict(guidance=0.7)
     decoder, kernels = decoders.elastic_cache(**settings), decoders.elastic_cache(**settings, kernels="interpret")
     together, other = (engine.decode(model, d, engine.init_state(model, d, PROMPTS)) for d in (decoder, kernels))
     np.testing.assert_array_equal(other.generated, together.generated)

@@ -152,8 +152,7 @@ def test_each_family_has_its_defaults():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["none", "dual", "polestar"])
-@pytest.mark.parametrize("spec", [SPEC, DREAM], ids=SPECS)
+@pytest.mark.parametrize(("cache", "spec"), [("none", SPEC), ("dual", DREAM), ("polestar", SPEC)])
 def test_a_batch_of_unequal_prompts_equals_single_runs(cache, spec):
     more = dict(clusters=2, top_clusters=1) if cache == "polestar" else {}
     decoder = decoders.klass(gen_length=G, block_length=B, cache=cache, threshold=0.4, kl_threshold=0.5, **more)

@@ -427,6 +427,19 @@ def test_mbpp_the_function_that_is_tested_first_is_the_entry_point(tmp_path):
     assert one.target["entry_point"] == "helper"
 
 
+def test_mbpp_a_class_of_the_set_up_is_not_the_entry_point(tmp_path):
+    """Unless the tests call nothing else."""
+    code = "class Node:\n  def __init__(self, data):\n    self.data = data\n\ndef data_of(tree):\n  return tree.data\n"
+    row = MBPP | {"code": code, "test_setup_code": "root = Node(1)", "test_list": ["assert data_of(root) == 1"]}
+    (one,) = mbpp.items(write(tmp_path / "mbpp.jsonl", [row]), ALLOWED)
+    assert one.target["entry_point"] == "data_of"
+    assert mbpp.score(one, code)["pass@1"] == 1.0
+    renamed = mbpp.score(one, code.replace("data_of", "value"))
+    assert (renamed["pass@1"], renamed["renamed"]) == (1.0, 1.0)
+    (one,) = mbpp.items(write(tmp_path / "mbpp.jsonl", [row | {"test_list": ["assert root.data == 1"]}]), ALLOWED)
+    assert one.target["entry_point"] == "Node"
+
+
 MBPP_ANSWERS = {
     "the reference": (MBPP["code"], "function"),
     "to the marker": ("def count_vowels(w):\n  return sum(c in 'aeiou' for c in w)\n[DONE]\n\nYou are an expert", "function"),

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -16,8 +17,10 @@ from polestar_jax.decode import engine
 from polestar_jax.decoders import variants
 from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval import about, prompts, records, run, summary, tables, tasks
+from polestar_jax.eval.progress import Progress
 from polestar_jax.eval.task import Item, Task, cut
 from polestar_jax.loading import load
+from polestar_jax.polestar.cache import PolestarCache
 
 ITEMS = [
     Item(id=f"{subset}-{n}", prompt=f"Copy the list: {text}", target=text, subset=subset)
@@ -80,7 +83,7 @@ def made_up(work: run.Evaluation, *lines: records.Line) -> summary.Summary:
 
 def test_three_forms_of_tpf_and_tps_by_hand(tiny):
     """Answer a: 8 positions, 5 non-EOS, 3 before the first EOS, 4 passes; b: 8, 2, 2 in 6 passes. Timed: a alone, 0.5 s."""
-    work = evaluation(tiny, items=ITEMS[:2])
+    work = evaluation(tiny, items=ITEMS[:2], timed=[0])
     shared = {"run": "parallel", "subset": "one", "batch": [0, 2], "tokens_all": 8, "seconds": 90.0}
     a = line(
         **shared, place=0, tokens_non_eos=5, tokens_pre_eos=3, nfe=4, full_forwards=1, partial_forwards=3, refreshes=2
@@ -171,8 +174,33 @@ def test_record_has_what_a_number_needs(tiny):
     assert one["eos_rule"]["eos"] == "allow" and one["eos_rule"]["stop_at_eos"] is False
     assert (one["cache_policy"], one["commit_policy"], one["deviations"]) == ("none", "threshold", [])
     fixed = variants.build("polestar[alpha=5]", gen_length=8, block_default=4)
+    assert known["versions"]["python"] in sys.version and known["kernels"] is None and found["notes"]["timed"] == 2
     of_polestar = about.run_record("polestar[alpha=5]", fixed["polestar[alpha=5]"])
     assert of_polestar["asked"] == {"alpha": "5"} and of_polestar["settings"]["alpha"] == 5.0
+
+
+def test_record_fills_options_up_and_leaves_files_to_the_notes(tiny, monkeypatch):
+    """evaluation.md, section 10: the few-shot seed too. A file's place may change, its contents are in the items."""
+    task = dataclasses.replace(
+        COPY, shots=5, defaults={"shots": 5, "seed": 1234}, packages=("numpy", "no-such-package")
+    )
+    work, given = evaluation(tiny, task=task), dict(prompt_mode="raw", versions={}, notes={})
+    of = lambda **options: about.record(work, options=options, **given)  # noqa: E731
+    found = of(shots_file="a/train.jsonl", shots="5")
+    assert found.about["task"]["options"] == {"shots": 5, "seed": 1234} and found.notes["shots_file"] == "a/train.jsonl"
+    assert found.about == of(shots_file="b/train.jsonl").about == of(shots=5, seed="1234").about != of(seed=1).about
+    assert of(shots="3").about["task"]["shots"] == 3
+    assert set(found.about["versions"]) == {"python", "tokenizers", "numpy"}
+    monkeypatch.setenv("POLESTAR_KERNELS", "interpret")
+    assert of().about["kernels"] == "interpret"
+
+
+def test_complete_is_with_all_the_times_that_were_asked_for(tiny):
+    work = evaluation(tiny, items=ITEMS[:2], timed=[0, 1])
+    answers = [line(id=ITEMS[i].id, subset="one", place=i, batch=[0, 2]) for i in range(2)]
+    timed = [line(id=ITEMS[i].id, subset="one", place=i, batch=[i, 1], timed=True) for i in range(2)]
+    assert [made_up(work, *answers, *timed[:n])["complete"] for n in range(3)] == [False, False, True]
+    assert made_up(dataclasses.replace(work, timed=[]), *answers)["complete"]
 
 
 def test_weights_digest_sees_one_bit(tiny):
@@ -209,6 +237,25 @@ def test_b64_no_speed_up_without_both_baselines(tiny):
         assert tables.speedups(found) == expected
         text = tables.markdown([found])
         assert ("(0.5×)" in text) == bool(expected) and ("No speed-up is given" in text) != bool(expected)  # noqa: RUF001
+
+
+def test_b64_variants_are_no_baselines_and_other_items_no_comparison(tiny):
+    lengths = dict(gen_length=8, block_default=4)
+
+    def speedups(methods, timed=lambda key: range(2)):
+        work = evaluation(tiny, items=ITEMS[:2], runs=variants.build(methods, **lengths), batch_size=2)
+        places = {key: timed(key) for key in work.runs}
+        lines = [
+            line(run=key, id=ITEMS[i].id, subset="one", place=i, timed=True, batch=[i, 1])
+            for key in work.runs for i in places[key]
+        ]  # fmt: skip
+        return tables.speedups(made_up(work, *lines))
+
+    assert set(speedups("vanilla,parallel,klass")) == {"vanilla", "parallel", "klass"}
+    assert speedups("vanilla[steps=4],parallel,klass") == speedups("vanilla,parallel[threshold=0.1],klass") == {}
+    assert set(speedups("vanilla[block_length=8],parallel")) == {"vanilla[block_length=8]", "parallel"}
+    assert set(speedups("vanilla,parallel,klass", lambda key: range(1 + (key != "klass")))) == {"vanilla", "parallel"}
+    assert speedups("vanilla,parallel,klass", lambda key: range(1 + (key != "vanilla"))) == {}
 
 
 def test_b66_repetition_is_reported(tiny):
@@ -342,7 +389,7 @@ def test_unusable_directories_are_refused(capsys, tmp_path):
     assert "without runs.json" in refused(capsys, tmp_path, "--task", "tiny", "--out", str(tmp_path / "stray"))
 
 
-def test_command_writes_and_prints_and_tabulates_again(copying, capsys, tmp_path):
+def test_command_writes_and_prints_and_tabulates_again(copying, capsys, tmp_path, monkeypatch):
     out = tmp_path / "deep" / "out"
     argv = [
         "eval",
@@ -377,9 +424,12 @@ def test_command_writes_and_prints_and_tabulates_again(copying, capsys, tmp_path
     assert capsys.readouterr().out == text == (out / "summary.md").read_text()
     shutil.copytree(out, tmp_path / "twin")
     assert main(["eval", "--from", str(out), str(tmp_path / "twin"), "--out", str(tmp_path / "both")]) == 0
-    assert capsys.readouterr().out.count("### copying") == 4, "the costs and the subsets of each"
+    assert capsys.readouterr().out.count("### copying") == 6, "costs, counts and subsets of each"
     assert len(json.loads((tmp_path / "both/summary.json").read_text())["evaluations"]) == 2
     assert "of its own" in refused(capsys, tmp_path, "--from", str(out), "--out", str(tmp_path / "twin"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "--from", "deep/out/", "--out", "deep/../deep/out"]) == 0, "the same directory"
+    assert capsys.readouterr().out == text
     assert "prompt mode" in refused(capsys, tmp_path, *argv[1:], "--prompt-mode", "raw").replace("_", " ")
 
 
@@ -399,3 +449,50 @@ def test_one_failing_run_does_not_stop_the_others(tiny, tmp_path, monkeypatch):
     first, second = summary.summarise(answers.record, answers.lines)["runs"]
     assert not first["complete"] and first["metrics"] == {} and second["complete"]
     assert "(0 of 5 items)" in tables.markdown([summary.summarise(answers.record, answers.lines)])
+
+
+def test_what_does_not_suit_the_model_is_refused_before_anything_is_decoded(copying, capsys, tmp_path, monkeypatch):
+    def unsuited(self, spec, *_):
+        raise InputError("no such width")
+
+    monkeypatch.setattr(PolestarCache, "init", unsuited)
+    argv = ["--task", "copying", "--methods", "vanilla,polestar", "--out", str(tmp_path / "o")]
+    assert "run polestar: no such width" in refused(capsys, tmp_path, *argv) and not (tmp_path / "o").exists()
+
+
+def test_a_run_without_answers_is_forgotten(tiny, tmp_path):
+    """A mistyped run that was stopped at once does not stay in every table."""
+    mistyped = evaluation(tiny, runs=variants.build("parallel[threshold=99]", gen_length=8, block_default=4))
+    with records.opened(tmp_path, record(mistyped)):
+        pass
+    work = evaluation(tiny, timed=())
+    with records.opened(tmp_path, record(work)) as answers:
+        assert list(answers.record.runs) == ["parallel"] and run.evaluate(work, answers) == {}
+    with records.opened(tmp_path, record(mistyped)) as answers:
+        assert list(answers.record.runs) == ["parallel", "parallel[threshold=99]"], "one with answers stays"
+
+
+def test_evaluations_of_one_model_are_told_apart(tiny):
+    work = evaluation(tiny, items=ITEMS[:1], batch_size=1)
+    of = lambda mode, **notes: summary.summarise(  # noqa: E731
+        about.record(work, prompt_mode=mode, options={}, versions={}, notes=notes), [line(subset="one")]
+    )
+    chat, raw, again = of("chat_single_user", model="a/LLaDA"), of("raw", model="b/LLaDA"), of("raw", model="a/LLaDA")
+    assert tables.names([chat]) == ["LLaDA"]
+    assert tables.names([chat, raw]) == ["LLaDA (prompts chat_single_user)", "LLaDA (prompts raw)"]
+    assert tables.names([raw, again]) == ["LLaDA (no. 1)", "LLaDA (no. 2)"]
+    assert tables.names([chat, raw, again])[1:] == ["LLaDA (prompts raw, no. 1)", "LLaDA (prompts raw, no. 2)"]
+    head, _, row, *_ = tables.markdown([chat, raw, again]).splitlines()
+    assert head.count("accuracy, %") == 3 and row.count("100.00") == 3
+    assert tables.comma_separated([chat, raw]).count(",raw,float32,1,") == 1
+    hub = of("raw", model="hub/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/" + "0" * 40)
+    assert tables.names([hub]) == ["LLaDA-8B-Instruct"]
+
+
+def test_remaining_time_counts_no_run_that_ended(capsys):
+    progress = Progress({("a", False): 10, ("a", True): 0, ("b", False): 4, ("b", True): 0})
+    progress("b", False, 2)
+    assert progress.remaining() > 0
+    progress.ended("a")
+    progress("b", False, 2)
+    assert progress.remaining() == 0 and "4/4 answers, about 0 s left" in capsys.readouterr().err

@@ -108,6 +108,8 @@ def test_wrong_options_are_refused_by_name():
 
 def test_the_paper_decodes_32_positions_in_blocks_of_8():
     assert {(task.gen_length, task.block_length) for task in bench.TASKS.values()} == {(32, 8)}
+    shots = {name: bench.TASKS[f"parallelbench_{name}"].shots for name in ("easy", "hard")}
+    assert shots == {"easy": 1, "hard": 0}, "the hard ones are mixed: grids and words come without an example"
 
 
 def test_every_answer_fits_into_the_positions():

@@ -147,9 +147,7 @@ def test_a_finished_evaluation_decodes_nothing_and_takes_more_runs(work, record,
     before = (tmp_path / records.ANSWERS).read_bytes()
     assert timeless(evaluate(tmp_path, work, record)) == timeless(unbroken[1])
     assert calls == [] and (tmp_path / records.ANSWERS).read_bytes() == before
-    more = dataclasses.replace(
-        work, runs=variants.build("parallel[eos=allow]", gen_length=8, block_default=4), timed=()
-    )
+    more = dataclasses.replace(work, runs=variants.build("parallel[eos=allow]", gen_length=8, block_default=4))
     own = {key: about.run_record(key, decoder) for key, decoder in more.runs.items()}
     found = evaluate(tmp_path, more, dataclasses.replace(record, runs=own))
     assert [r["run"] for r in found["runs"]] == ["parallel", "parallel[threshold=0.9]", "parallel[eos=allow]"]

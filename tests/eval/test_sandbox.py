@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -12,11 +13,11 @@ import time
 
 import pytest
 
-from polestar_jax.errors import InputError
+from polestar_jax.errors import InputError, RunError
 from polestar_jax.eval import sandbox
 from polestar_jax.eval.sandbox import Limits, Outcome
 
-SHORT = Limits(cpu_seconds=1, wall_seconds=20.0, memory_bytes=1 << 30, file_bytes=1 << 20)
+SHORT = Limits(cpu_seconds=1, wall_seconds=20.0, memory_bytes=1 << 28, file_bytes=1 << 20)
 
 
 def run(program: str, tests: str = "", limits: Limits = SHORT) -> Outcome:
@@ -42,7 +43,7 @@ def child(tmp_path, monkeypatch) -> pathlib.Path:
 def protection(request, child):
     """Both with what the kernel offers, and as where it offers nothing."""
     if request.param == "hook only":
-        child.write_text(replaced(child.read_text(), '_namespaces(job["directory"])', "[]"))
+        child.write_text(replaced(child.read_text(), '_namespaces(job["directory"], job["limits"])', "[]"))
     return request.param
 
 
@@ -77,8 +78,10 @@ def test_verdicts(protection):
         'import os\nfor fd in range(64):\n    try: os.write(fd, b\'\\n{"token": "", "status": "passed", "detail": "", '
         '"isolation": []}\\n\')\n    except OSError: pass\nos._exit(0)',
         "import os\nos.closerange(0, 64)",
+        # Nor is a verdict that the caller cannot read.
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'[' * 60000 + b'\\n')\n    except OSError: pass",
         "import json, os\njson.dumps = lambda *_: '{}'\nos.write = print\nos._exit = print\ndef f(x): return 0",
-        "import ctypes\nctypes.string_at(0)",
+        "import faulthandler\nfaulthandler._sigsegv()",
         "def f(x): return x",
         "def f(x): raise KeyboardInterrupt",
         "def g(",
@@ -164,7 +167,8 @@ def processes(child: pathlib.Path) -> list[str]:
     ],
 )
 def test_limits(program, error, protection):
-    outcome = run(program)
+    limits = dataclasses.replace(SHORT, cpu_seconds=10)  # filling memory takes a busy machine a while
+    outcome = run(program, limits=limits)
     assert outcome.status == "failed" and outcome.detail.startswith(error), outcome
 
 
@@ -182,7 +186,25 @@ FORBIDDEN = [
     "import subprocess; subprocess.run(['true'])",
     "import os; os.kill(1, 0)",
     "import ctypes; ctypes.CDLL(None)",
+    "import ctypes; ctypes.pythonapi.system(b'true')",
+    "import ctypes; ctypes.string_at(id(1))",
+    "import multiprocessing, os; multiprocessing.get_context('spawn').Process(target=os.system, args=('true',)).start()",
+    "import multiprocessing, os; multiprocessing.get_context('forkserver').Process(target=os.getpid).start()",
+    "import subprocess; subprocess._fork_exec()",
+    "import _posixsubprocess; _posixsubprocess.fork_exec()",
+    "import signal; signal.pidfd_send_signal(0, 0)",
+    "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+    "import syslog; syslog.syslog('x')",
+    "import sqlite3; sqlite3.connect('x.db')",
+    "import sqlite3; sqlite3.connect(':memory:').execute(\"attach 'x.db' as x\")",
+    "import sqlite3; sqlite3.Connection('file:x.db?mode=rwc', uri=True)",
+    "from multiprocessing import shared_memory; shared_memory.SharedMemory(create=True, size=1)",
+    "import os; os.mkfifo('x')",
+    "import os; os.mknod('x')",
+    "import posix; posix.mkfifo('x')",
 ]
+if not sys.platform.startswith("linux"):
+    FORBIDDEN = [program for program in FORBIDDEN if "pidfd" not in program and "prlimit" not in program]
 
 
 @pytest.mark.parametrize("program", FORBIDDEN)
@@ -191,11 +213,44 @@ def test_no_network_no_processes_no_signals(program, protection):
     assert outcome.status == "failed" and outcome.detail.startswith("PermissionError: not in the sandbox"), outcome
 
 
+@pytest.mark.parametrize(
+    "name",
+    "_posixsubprocess _posixshmem posix _signal _interpreters _xxsubinterpreters _dbm _gdbm _tkinter readline".split(),
+)
+def test_modules_that_act_unseen_are_not_imported(name, protection):
+    """Nor imported afresh, with the functions that were taken away."""
+    outcome = run(f"import sys; sys.modules.pop({name!r}, None); import {name}")
+    assert (outcome.status, outcome.detail) == ("failed", f"ImportError: not in the sandbox: {name}")
+
+
+def test_what_programs_import_and_tidy_up_still_works(protection):
+    program = """
+        import asyncio, concurrent.futures, ctypes, multiprocessing, os, pathlib, shelve, shutil, sqlite3, subprocess, tempfile
+        import numpy
+        assert numpy.linalg.det(numpy.eye(2)) == 1.0 and ctypes.sizeof(ctypes.c_int32) == 4
+        with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile("w+") as file:
+            file.write("x")
+            pathlib.Path(place, "a", "b").mkdir(parents=True)
+            pathlib.Path(place, "a", "c").write_text("x")
+            os.chmod(place, 0o700)
+        assert os.listdir() == []
+        with shelve.open("kept") as kept: kept["a"] = 1
+        with shelve.open("kept") as kept: assert kept["a"] == 1
+        with concurrent.futures.ThreadPoolExecutor(2) as pool: assert list(pool.map(abs, [-1, 2])) == [1, 2]
+        os.close(os.open(".", os.O_RDONLY))
+        os.close(os.open("new", os.O_CREAT | os.O_WRONLY, 0o600))
+    """
+    outcome = run(program, limits=Limits())
+    assert outcome.passed, outcome
+
+
 def test_files_outside_of_the_directory_stay_as_they_are(tmp_path, protection):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("kept")
-    place = str(victim)
+    place, before = str(victim), os.stat(victim / "file")
+    # Where the directory's descriptor was not opened by os.open, but is the one of a listing under way.
+    at = f"import os; at = os.open('{place}', os.O_RDONLY); os.close(at); listing = os.scandir('{place}'); next(listing);"
     for program in (
         f"open('{place}/file', 'w')",
         f"open('{place}/new', 'x')",
@@ -211,9 +266,30 @@ def test_files_outside_of_the_directory_stay_as_they_are(tmp_path, protection):
         f"import shutil; shutil.rmtree('{place}')",
         f"import os; os.chdir('{place}'); open('file', 'w')",
         f"import os; os.truncate('{place}/file', 0)",
+        f"import os; os.mkfifo('{place}/new')",
+        f"import os; os.mknod('{place}/new')",
+        f"import sqlite3; sqlite3.connect('{place}/new').execute('create table t(a)')",
+        f"import sqlite3; sqlite3.connect(':memory:').execute(\"attach '{place}/new' as x\").execute('create table x.t(a)')",
+        f"import sqlite3; sqlite3.connect('file:{place}/new', uri=True).execute('create table t(a)')",
+        f"{at} os.open('file', os.O_WRONLY | os.O_TRUNC, dir_fd=at)",
+        f"{at} os.open('new', os.O_WRONLY | os.O_CREAT, dir_fd=at)",
+        f"{at} os.remove('file', dir_fd=at)",
+        f"{at} os.rename('file', 'new', src_dir_fd=at, dst_dir_fd=at)",
+        f"{at} os.replace('file', 'file', src_dir_fd=at)",
+        f"{at} open('a', 'w'); os.replace('a', 'file', dst_dir_fd=at)",
+        f"{at} os.mkdir('new', dir_fd=at)",
+        f"{at} os.symlink('a', 'new', dir_fd=at)",
+        f"{at} open('a', 'w'); os.link('a', 'new', dst_dir_fd=at)",
+        f"{at} os.link('file', 'here', src_dir_fd=at)",
+        f"{at} os.mkfifo('new', dir_fd=at)",
+        f"{at} open('file', 'w'); os.chmod('file', 0o777, dir_fd=at)",
+        f"{at} open('file', 'w'); os.utime('file', (0, 0), dir_fd=at)",
+        f"import os; os.chmod(os.open('{place}/file', os.O_RDONLY), 0o777)",
+        f"import os; os.utime(os.open('{place}/file', os.O_RDONLY), (0, 0))",
     ):
         outcome = run(program)
         assert outcome.status == "failed" and "Error" in outcome.detail, (program, outcome)
+        assert os.stat(victim / "file")[:9] == before[:9]
         assert [path.name for path in victim.iterdir()] == ["file"] and (victim / "file").read_text() == "kept"
 
 
@@ -221,9 +297,10 @@ def test_files_are_read_only_without_the_hook_too(tmp_path, child):
     """The namespaces alone, for code that gets around the hook."""
     if "files" not in run("").isolation:
         pytest.skip("the kernel gives no read-only file system here")
-    child.write_text(replaced(child.read_text(), 'sys.addaudithook(_guard(job["directory"]))', "pass"))
+    child.write_text(replaced(child.read_text(), '_watch(job["directory"], job["limits"]["files"])', "pass"))
     assert run(f"open({str(tmp_path / 'new')!r}, 'w')").detail.startswith("OSError: [Errno 30]")
     assert run("open('own', 'w').write('x')").passed
+    assert run(f"open('/proc/{os.getpid()}/environ')").detail.startswith("PermissionError: [Errno 13]")
     undone = "ctypes.CDLL(None).syscall(442, -100, b'/', 0, (ctypes.c_uint64 * 4)(0, 1, 0, 0), ctypes.c_size_t(32))"
     assert run(f"import ctypes\nassert {undone} == -1").passed  # the caller's rights over the mounts are given up
     assert (
@@ -247,13 +324,80 @@ def test_own_directory_and_environment(protection, monkeypatch, tmp_path):
         with open("a", "w") as file: file.write("x")
         os.mkdir("d"); os.rename("a", "d/b")
         with tempfile.NamedTemporaryFile("w") as file: file.write("x")
-        try: open("/proc/{os.getpid()}/environ", "rb")
-        except PermissionError: pass
-        else: raise AssertionError("the caller's environment is open")
+        os.symlink("d", "link")
+        for directory, path in (
+            (".", "/proc/{os.getpid()}/environ"),
+            (".", b"/proc/{os.getpid()}/environ"),
+            (".", "/dev/../proc/{os.getpid()}/environ"),
+            ("/proc/{os.getpid()}", "environ"),
+        ):
+            os.chdir(directory)
+            try: open(path, "rb")
+            except PermissionError as error: assert str(error).startswith("not in the sandbox: reading"), error
+            else: raise AssertionError("the caller's environment is open")
     """
     outcome = run(program)
     assert outcome.passed, outcome
     assert not list(tmp_path.glob("polestar-code-*"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "open(str(i), 'w')",
+        "os.close(os.open(str(i), os.O_CREAT | os.O_WRONLY))",
+        "os.mkdir(str(i))",
+        "os.symlink('a', str(i))",
+        "open('a', 'w'); os.replace('a', str(i))",
+        "keep.append(os.open('.', os.O_TMPFILE | os.O_RDWR))",
+    ],
+)
+def test_as_many_files_as_the_limit_says(make, protection):
+    if "O_TMPFILE" in make and not hasattr(os, "O_TMPFILE"):
+        pytest.skip("Linux only")
+    limits = Limits(files=8)
+    program = f"import os\nkeep = []\nfor i in range({{}}):\n    {make}\n"
+    assert run(program.format(8), limits=limits).passed
+    outcome = run(program.format(9), limits=limits)
+    assert outcome.detail == "OSError: [Errno 28] not in the sandbox: more than 8 files", outcome
+
+
+def test_a_file_written_again_is_one_file(protection):
+    program = "for i in range(100):\n    with open('a', 'a') as file: file.write('x')"
+    assert run(program, limits=Limits(files=1)).passed
+
+
+def test_the_disk_is_limited_without_the_hook_too(child):
+    if "disk" not in run("").isolation:
+        pytest.skip("the kernel gives no file system of its own here")
+    child.write_text(replaced(child.read_text(), '_watch(job["directory"], job["limits"]["files"])', "pass"))
+    limits = Limits(files=8, file_bytes=1 << 20)
+    program = "for i in range({}):\n    with open(str(i), 'wb') as file: file.write(bytes(1 << 20))"
+    assert run(program.format(8), limits=limits).passed
+    assert run(program.format(9), limits=limits).detail.startswith("OSError: [Errno 28] No space left on device")
+
+
+def test_isolation_is_what_a_program_runs_in(child):
+    sandbox.isolation.cache_clear()
+    try:
+        found = sandbox.isolation()
+        assert found == tuple(sorted(run("").isolation)) and set(found) <= {"disk", "files", "network", "processes"}
+        child.write_text("")
+        assert sandbox.isolation() is found  # asked once
+        sandbox.isolation.cache_clear()
+        with pytest.raises(RunError, match="code cannot be run here: 'x = 1' should have passed, and died"):
+            sandbox.isolation()
+    finally:
+        sandbox.isolation.cache_clear()
+
+
+def test_isolation_is_none_where_there_are_no_namespaces(child):
+    child.write_text(replaced(child.read_text(), '_namespaces(job["directory"], job["limits"])', "[]"))
+    sandbox.isolation.cache_clear()
+    try:
+        assert sandbox.isolation() == ()
+    finally:
+        sandbox.isolation.cache_clear()
 
 
 def test_a_killed_caller_leaves_no_program_running(child, tmp_path):
