@@ -188,14 +188,14 @@ def _evaluate(
 
 
 def _isolation() -> list[str]:
-    """What code that models write is kept from on this machine, with a notice where only an audit hook keeps it from the network."""
+    """What keeps code that models write away from this machine; a notice where that is an audit hook alone."""
     from polestar_jax.eval import sandbox
 
     found = list(sandbox.isolation())
     if "network" not in found:
         print(
-            "notice: this system gives no namespaces: between the code that a model writes and the machine there is an audit hook "
-            "alone; run it in a container of its own",
+            "notice: this system gives no namespaces: an audit hook alone stands between the machine and the code that a model "
+            "writes; use a container of its own",
             file=sys.stderr,
         )
     return found

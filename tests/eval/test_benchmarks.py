@@ -1,4 +1,4 @@
-"""The benchmarks of the paper from local files, from the command to the tables, asked of the embedded model, which knows none of them."""
+"""The paper's benchmarks from local files, from the command to the tables; the embedded model knows none of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluated(tmp_path: pathlib.Path, task: str, mode: str, *more: str) -> dict:
     rows = [ROWS[task], ROWS[task] | ({asked: f"{ROWS[task][asked]} Really?"} if task != "humaneval" else {})]
     data.write_text("".join(json.dumps(row | {"task_id": i}) + "\n" for i, row in enumerate(rows)))
     argv = ["--task", task, "--data", str(data), *OPTIONS.get(task, []), "--model", "tiny", *more]
-    argv = ["--methods", "parallel,polestar", "--prompt-mode", mode, "--out", str(out), *argv]
+    argv = ["--methods", "parallel", "--batch-size", "2", "--prompt-mode", mode, "--out", str(out), *argv]
     argv += ["--allow-code-execution"] if task in ("humaneval", "mbpp") else []
     assert main(["eval", *argv]) == 0
     return json.loads((out / "summary.json").read_text())
@@ -48,25 +48,28 @@ def evaluated(tmp_path: pathlib.Path, task: str, mode: str, *more: str) -> dict:
 def test_a_benchmark_from_a_local_file_to_the_summary(tmp_path, capsys, task, mode):
     if task == "math" and importlib.util.find_spec("math_verify") is None:
         pytest.skip("math-verify (extra eval) is not installed")
-    found = evaluated(tmp_path, task, mode, *LENGTHS)
-    assert found["complete"] and [run["run"] for run in found["runs"]] == ["parallel", "polestar"]
+    methods = "parallel,polestar" if task == "gsm8k" else "parallel"
+    found = evaluated(tmp_path, task, mode, *LENGTHS, "--methods", methods)
+    assert found["complete"] and [run["run"] for run in found["runs"]] == methods.split(",")
     assert found["about"]["prompt_mode"] == mode and found["about"]["task"]["name"] == task
     for run in found["runs"]:
         assert run["items"] == 2 and run["tokens"]["all"] == 32 and run["gen_length"] == 16
         assert set(run["metrics"]) >= METRICS.get(task, {"pass@1"})
         assert run["metrics"][next(iter(run["metrics"]))] == 0, "the embedded model has learnt nothing of the kind"
-        assert run["tps"]["all"] > 0 and run["tpf"]["all"] == 32 / run["nfe"]
+        assert run["tpf"]["all"] == 32 / run["nfe"]
     assert ("isolation" in found["notes"]) == (task in ("humaneval", "mbpp"))
     assert f"| {task} | 16 | parallel | 0.00 |" in capsys.readouterr().out
 
 
 def test_without_namespaces_a_notice_says_what_is_left(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sandbox, "isolation", lambda: ())
-    evaluated(tmp_path, "mbpp", "raw", *LENGTHS, "--methods", "parallel")
-    assert "audit hook alone" in capsys.readouterr().err
+    evaluated(tmp_path, "mbpp", "raw", *LENGTHS)
+    assert "audit hook alone stands" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_paper_s_lengths_are_the_default(tmp_path):
-    found = evaluated(tmp_path, "gsm8k", "raw", "--set", "threshold=0", "--set", "tau_static=0")
+    found = evaluated(
+        tmp_path, "gsm8k", "raw", "--methods", "parallel,polestar", "--set", "threshold=0", "--set", "tau_static=0"
+    )
     assert [(run["gen_length"], run["block_length"]) for run in found["runs"]] == [(256, 32)] * 2
