@@ -290,9 +290,10 @@ class _KindRun:
         return seconds, None if self._products is None else _seconds(self._products, self._weights, self._rows_in)
 
     def _passes(self, cache: Any) -> Any:
+        """All that the last pass gives, to wait for: a cache may be empty."""
         for _ in range(self._calls):
-            _, cache = self.program(self._weights, self._state, cache)
-        return cache
+            state, cache = self.program(self._weights, self._state, cache)
+        return state, cache
 
     def measured(self) -> Kind:
         return Kind(passes=self.passes, seconds=tuple(self._seconds), bare_seconds=tuple(self._bare), **self._fixed)

@@ -13,7 +13,7 @@ import pytest
 
 from polestar_jax import decoders
 from polestar_jax.bench import report
-from polestar_jax.bench.measure import Measured, spread
+from polestar_jax.bench.measure import Measured, by_kind, spread
 from polestar_jax.bench.models import random_prompts
 from polestar_jax.bench.products import compile_products, rows_in
 from polestar_jax.bench.rows import Rows, count_rows, weight_bytes
@@ -203,6 +203,17 @@ def test_table_names_machine_model_runs_and_kinds(capsys):
     assert vanilla[2:4] == ["4", "8"], "four passes, each for two sequences"
     rows = [line.split()[:3] for line in lines[5:8]]
     assert rows == [[high[0], "pass", high[2]], [low[0], "pass", low[2]], ["vanilla[steps=4]", "pass", "4"]]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "fast_dllm_dual"])
+def test_the_clock_stops_when_a_pass_is_over(monkeypatch, method):
+    """Also where there is no cache to wait for: the tokens and scores are there before the time is taken."""
+    decoder = decoders.METHODS[method].build(gen_length=8, block_length=4)
+    waited, wait = [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(jax.tree.leaves(x)) or wait(x))
+    kinds, state = by_kind(random_model(ONE_LAYER), decoder, [[1, 2, 3]], repeats=2)
+    shapes = [{leaf.shape for leaf in leaves} for leaves in waited if leaves]
+    assert sum(state.tokens.shape in found for found in shapes) >= 3 * len(kinds), "one to warm up, two timed"
 
 
 def measured(run: str, *seconds: float, tokens: int = 8) -> Measured:
