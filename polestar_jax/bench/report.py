@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from polestar_jax.bench.measure import Kind, Measured, spread
-from polestar_jax.decoders.variants import BASELINES
+from polestar_jax.decoders.variants import BASELINES, is_baseline
 from polestar_jax.models.denoiser import Denoiser
 from polestar_jax.spec import ModelSpec
 
@@ -70,10 +70,13 @@ def sizes(spec: ModelSpec) -> dict[str, Any]:
 
 def speedups(measured: Measured, results: Sequence[Measured]) -> dict[str, dict[str, float]]:
     """Against each of BASELINES, in tokens a second: median, lowest and highest of the rounds; {} unless all were measured."""
-    bases = {name: [each for each in results if each.run == name] for name in BASELINES}
+    bases = {
+        name: [each for each in results if is_baseline(name, each.decoder.name, each.decoder.settings())]
+        for name in BASELINES
+    }
     if not all(bases.values()):
         return {}
-    ratios = {name: measured.faster(base) for name, (base,) in bases.items()}
+    ratios = {name: measured.faster(base) for name, (base, *_) in bases.items()}
     return {name: {"median": statistics.median(r), "lowest": min(r), "highest": max(r)} for name, r in ratios.items()}
 
 

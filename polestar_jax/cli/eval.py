@@ -234,7 +234,9 @@ def _show(args: argparse.Namespace, found: list[dict[str, Any]], out: Path | Non
             for one in each["runs"]:
                 common.print_json(one | {"about": each["about"], "notes": each["notes"]})
     else:
-        print(tables.markdown(found), end="", flush=True)
+        text = tables.markdown(found)
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
     if args.plot:
         from polestar_jax.eval import plot
 

@@ -319,8 +319,10 @@ MAX_PROGRAMS = 16  # the oldest goes first: on a CPU each holds about a thousand
 
 
 def forget_programs() -> None:
-    """Drop every compiled program that is kept for later calls."""
+    """Drop every compiled program that is kept for later calls, here and by jax: on a CPU a process that keeps those of some
+    thirty decoders runs out of memory maps."""
     _compiled.clear()
+    jax.clear_caches()
 
 
 def split(model: Denoiser) -> tuple[nnx.GraphDef, Any]:

@@ -35,6 +35,15 @@ class Sweep:
         return f"--sweep {self.method + '.' if self.method else ''}{self.key}={','.join(self.values)}"
 
 
+def is_baseline(name: str, method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a run of a method with these settings is the baseline ``name``: its parts and its pace are the default ones."""
+    if method != name:
+        return False
+    lengths = {key: settings[key] for key in ("gen_length", "block_length") if settings.get(key)}
+    plain = METHODS[name].build(**lengths).settings()
+    return all(settings.get(key) == plain.get(key) for key in ("schedule", "cache", "commit", "steps", "threshold"))
+
+
 def parse_key(key: str) -> tuple[str, Texts]:
     """(method, settings by name) of a run's key."""
     found = re.fullmatch(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", key)
@@ -110,6 +119,9 @@ def build(
         swept = [sweep for sweep in asked if sweep.method in (None, name) and set(sweep.key.split(":")) <= set(table)]
         for more in [{sweep.key: value} for sweep in swept for value in sweep.values] or [{}]:
             shown = inline | more
+            METHODS[name].parsed(
+                {key: text for key, text in all_texts.items() if key in table}
+            )  # also what a sweep overrides
             decoder, parsed = _build(name, all_texts | apart(more), apart(shown), lengths, block_default)
             key = run_key(
                 name, {joined: ":".join(_text(parsed[part]) for part in joined.split(":")) for joined in shown}
@@ -154,7 +166,11 @@ def _check_known(
     for sweep in sweeps:
         if sweep.method is not None and sweep.method not in known:
             raise InputError(f"{sweep}: {sweep.method!r} is none of the methods {', '.join(known)}")
-        asked += [(key, [sweep.method] if sweep.method else list(known)) for key in sweep.key.split(":")]
+        where, keys = [sweep.method] if sweep.method else list(known), sweep.key.split(":")
+        asked += [(key, where) for key in keys]
+        there = set().union(*(known[name] for name in where))
+        if set(keys) <= there and not any(set(keys) <= set(known[name]) for name in where):
+            raise InputError(f"{sweep}: none of {', '.join(where)} has all of {', '.join(keys)}")
     for key, where in asked:
         there = sorted({name for method in where for name in known[method]})
         if key not in there:

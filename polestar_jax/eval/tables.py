@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from polestar_jax.decoders import variants
 from polestar_jax.decoders.variants import BASELINES
 
 _EMPTY = "-"
-_LENGTHS = {"gen_length", "block_length"}
 
 
 def model_name(summary: dict[str, Any]) -> str:
@@ -52,8 +52,8 @@ def accuracy(run: dict[str, Any]) -> float | None:
 
 
 def speedups(summary: dict[str, Any]) -> dict[str, float]:
-    """By run, TPS over that of the plain method with the same length; none where it or ``parallel``, without settings of their
-    own but lengths, was not timed on the same items: a cache may well be slower than both."""
+    """By run, TPS over that of the plain method with the same length; none where it or ``parallel``, as they are by
+    default, was not timed on the same items: a cache may well be slower than both."""
     found = {}
     for run in summary["runs"]:
         alike = lambda peer, run=run: (  # noqa: E731
@@ -64,7 +64,7 @@ def speedups(summary: dict[str, Any]) -> dict[str, float]:
             [
                 peer
                 for peer in summary["runs"]
-                if alike(peer) and peer["method"] == name and set(peer["asked"]) <= _LENGTHS
+                if alike(peer) and variants.is_baseline(name, peer["method"], peer["settings"])
             ]
             for name in BASELINES
         ]

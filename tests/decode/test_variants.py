@@ -62,6 +62,12 @@ def test_all_methods_are_runs():
         ("polestar[clusters:top_clusters=8]", {}, "clusters:top_clusters=8 is not accepted: 2 values with colons"),
         ("polestar[alpha=5,alpha:history=5:1]", {}, "setting alpha is given twice: 5 and 5"),
         ("polestar", {"sweeps": ["alpha:gamma=5:1"]}, "no setting 'gamma' in polestar"),
+        (
+            "parallel,polestar",
+            {"sweeps": ["alpha:threshold=5:1"]},
+            "none of parallel, polestar has all of alpha, threshold",
+        ),
+        ("polestar", {"settings": ["polestar.alpha=no"], "sweeps": ["alpha=5"]}, "alpha=no is not accepted"),
         ("parallel,parallel", {}, "run parallel is asked for twice"),
         ("parallel[threshold]", {}, "NAME[KEY=VALUE,...]"),
         ("parallel[alpha=5]", {}, "no setting 'alpha'"),

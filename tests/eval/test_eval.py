@@ -242,8 +242,8 @@ def test_b64_no_speed_up_without_both_baselines(tiny):
 def test_b64_variants_are_no_baselines_and_other_items_no_comparison(tiny):
     lengths = dict(gen_length=8, block_default=4)
 
-    def speedups(methods, timed=lambda key: range(2)):
-        work = evaluation(tiny, items=ITEMS[:2], runs=variants.build(methods, **lengths), batch_size=2)
+    def speedups(methods, timed=lambda key: range(2), settings=()):
+        work = evaluation(tiny, items=ITEMS[:2], runs=variants.build(methods, settings, **lengths), batch_size=2)
         places = {key: timed(key) for key in work.runs}
         lines = [
             line(run=key, id=ITEMS[i].id, subset="one", place=i, timed=True, batch=[i, 1])
@@ -256,6 +256,9 @@ def test_b64_variants_are_no_baselines_and_other_items_no_comparison(tiny):
     assert set(speedups("vanilla[block_length=8],parallel")) == {"vanilla[block_length=8]", "parallel"}
     assert set(speedups("vanilla,parallel,klass", lambda key: range(1 + (key != "klass")))) == {"vanilla", "parallel"}
     assert speedups("vanilla,parallel,klass", lambda key: range(1 + (key != "vanilla"))) == {}
+    for changed in ("vanilla.steps=2", "vanilla.cache=dual", "parallel.threshold=0.1"):
+        assert speedups("vanilla,parallel,klass", settings=[changed]) == {}, "a plain name is not enough"
+    assert speedups("vanilla,parallel,klass", settings=["temperature=0.5"]), "what all of them have makes no difference"
 
 
 def test_b66_repetition_is_reported(tiny):
