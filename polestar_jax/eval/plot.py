@@ -63,7 +63,7 @@ def drawn(summaries: Sequence[dict[str, Any]]) -> Any:
 
     having = [summary for summary in summaries if points(summary, "tpf")]
     if not having:
-        raise InputError("nothing to draw: no run has answers yet")
+        raise InputError("nothing to draw: no run has an accuracy and a throughput above 0 yet")
     axes = [axis for axis in _AXES if any(points(summary, axis[0]) for summary in having)]
     figure = Figure(figsize=(8.6 * len(having), 5.6 * len(axes)), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
