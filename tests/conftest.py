@@ -46,7 +46,6 @@ def programs_of_one_module():
     from polestar_jax.decode import engine
 
     engine.forget_programs()
-    jax.clear_caches()
     gc.collect()
     # Commands may have turned the cache off, or moved it.
     jax.config.update("jax_enable_compilation_cache", True)

@@ -117,11 +117,11 @@ def build(
     found: dict[str, Decoder] = {}
     for (name, inline, all_texts), table in zip(texts, tables, strict=True):
         swept = [sweep for sweep in asked if sweep.method in (None, name) and set(sweep.key.split(":")) <= set(table)]
+        METHODS[name].parsed(
+            {key: text for key, text in all_texts.items() if key in table}
+        )  # also what a sweep overrides
         for more in [{sweep.key: value} for sweep in swept for value in sweep.values] or [{}]:
             shown = inline | more
-            METHODS[name].parsed(
-                {key: text for key, text in all_texts.items() if key in table}
-            )  # also what a sweep overrides
             decoder, parsed = _build(name, all_texts | apart(more), apart(shown), lengths, block_default)
             key = run_key(
                 name, {joined: ":".join(_text(parsed[part]) for part in joined.split(":")) for joined in shown}

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Any
 
 from polestar_jax.decoders import variants
-from polestar_jax.decoders.variants import BASELINES
 
 _EMPTY = "-"
 
@@ -66,7 +65,7 @@ def speedups(summary: dict[str, Any]) -> dict[str, float]:
                 for peer in summary["runs"]
                 if alike(peer) and variants.is_baseline(name, peer["method"], peer["settings"])
             ]
-            for name in BASELINES
+            for name in variants.BASELINES
         ]
         if run["tps"]["non_eos"] and all(bases):
             plain = next((peer for peer in bases[0] if peer["block_length"] == run["block_length"]), bases[0][0])
@@ -132,11 +131,11 @@ def _costs(summary: dict[str, Any]) -> str:
 
 def _counted(summary: dict[str, Any]) -> str:
     """TPF and TPS in the three forms that papers count tokens in, and of how many answers the latter are."""
-    names = {"all": "all", "non_eos": "non-EOS", "pre_eos": "pre-EOS"}
-    head = ["method", *(f"{rate} {name}" for rate in ("TPF", "TPS") for name in names.values()), "timed"]
+    forms = {"all": "all", "non_eos": "non-EOS", "pre_eos": "pre-EOS"}
+    head = ["method", *(f"{rate} {name}" for rate in ("TPF", "TPS") for name in forms.values()), "timed"]
     body = []
     for run in summary["runs"]:
-        tpf, tps = ([_number(run[rate][form], digits) for form in names] for rate, digits in (("tpf", 2), ("tps", 1)))
+        tpf, tps = ([_number(run[rate][form], digits) for form in forms] for rate, digits in (("tpf", 2), ("tps", 1)))
         body.append([run["run"], *tpf, *tps, str(run["timed"]["items"])])
     return table(head, body)
 
@@ -167,7 +166,7 @@ def _made_with(summary: dict[str, Any]) -> str:
     )
     timed = [run for run in summary["runs"] if run["timed"]["items"]]
     if timed and not speedups(summary):
-        text += f" No speed-up is given without both {' and '.join(BASELINES)}."
+        text += f" No speed-up is given without both {' and '.join(variants.BASELINES)}."
     return text
 
 
